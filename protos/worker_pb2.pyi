@@ -1,0 +1,254 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class OpenRendezvousRequest(_message.Message):
+    __slots__ = ("epoch", "world_size")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    world_size: int
+    def __init__(self, epoch: _Optional[int] = ..., world_size: _Optional[int] = ...) -> None: ...
+
+class OpenRendezvousReply(_message.Message):
+    __slots__ = ("port",)
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    def __init__(self, port: _Optional[int] = ...) -> None: ...
+
+class InitializeRequest(_message.Message):
+    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    TP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_HOST_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_PORT_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    tp_size: int
+    rendezvous_host: str
+    rendezvous_port: int
+    model_path: str
+    dtype: str
+    device: str
+    attention: str
+    num_threads: int
+    local_world_size: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ...) -> None: ...
+
+class InitializeReply(_message.Message):
+    __slots__ = ("progress", "spec")
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    progress: LoadProgress
+    spec: ModelSpec
+    def __init__(self, progress: _Optional[_Union[LoadProgress, _Mapping]] = ..., spec: _Optional[_Union[ModelSpec, _Mapping]] = ...) -> None: ...
+
+class LoadProgress(_message.Message):
+    __slots__ = ("loaded_bytes", "total_bytes")
+    LOADED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    loaded_bytes: int
+    total_bytes: int
+    def __init__(self, loaded_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ...) -> None: ...
+
+class ModelSpec(_message.Message):
+    __slots__ = ("architecture", "vocab_size", "max_model_len", "eos_token_ids", "layers", "available_memory_bytes", "block_size_multiple", "parameter_bytes", "attention")
+    ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
+    VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
+    EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_MULTIPLE_FIELD_NUMBER: _ClassVar[int]
+    PARAMETER_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    layers: _containers.RepeatedCompositeFieldContainer[LayerCacheSpec]
+    available_memory_bytes: int
+    block_size_multiple: int
+    parameter_bytes: int
+    attention: str
+    def __init__(self, architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[_Union[LayerCacheSpec, _Mapping]]] = ..., available_memory_bytes: _Optional[int] = ..., block_size_multiple: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention: _Optional[str] = ...) -> None: ...
+
+class LayerCacheSpec(_message.Message):
+    __slots__ = ("window", "num_kv_heads", "k_dim", "v_dim", "element_bytes")
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
+    K_DIM_FIELD_NUMBER: _ClassVar[int]
+    V_DIM_FIELD_NUMBER: _ClassVar[int]
+    ELEMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    window: int
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    element_bytes: int
+    def __init__(self, window: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., element_bytes: _Optional[int] = ...) -> None: ...
+
+class AllocateCacheRequest(_message.Message):
+    __slots__ = ("epoch", "block_size", "num_blocks", "groups")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    block_size: int
+    num_blocks: int
+    groups: _containers.RepeatedCompositeFieldContainer[CacheGroup]
+    def __init__(self, epoch: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[CacheGroup, _Mapping]]] = ...) -> None: ...
+
+class CacheGroup(_message.Message):
+    __slots__ = ("layers",)
+    LAYERS_FIELD_NUMBER: _ClassVar[int]
+    layers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, layers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class AllocateCacheReply(_message.Message):
+    __slots__ = ("cache_bytes",)
+    CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    cache_bytes: int
+    def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("epoch", "step_id", "return_input_hash", "plan")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    RETURN_INPUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step_id: int
+    return_input_hash: bool
+    plan: StepPlan
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., return_input_hash: _Optional[bool] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+
+class StepPlan(_message.Message):
+    __slots__ = ("input_ids", "positions", "sequence_ids", "seq_lens", "query_lens", "block_tables", "sample_index", "sample_sequence", "sampling", "block_ops", "token_references", "defer_sampling")
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_LENS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TABLES_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_OPS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_REFERENCES_FIELD_NUMBER: _ClassVar[int]
+    DEFER_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    input_ids: bytes
+    positions: bytes
+    sequence_ids: bytes
+    seq_lens: bytes
+    query_lens: bytes
+    block_tables: _containers.RepeatedCompositeFieldContainer[BlockTables]
+    sample_index: bytes
+    sample_sequence: bytes
+    sampling: SamplingColumns
+    block_ops: _containers.RepeatedCompositeFieldContainer[BlockOp]
+    token_references: TokenReferences
+    defer_sampling: bool
+    def __init__(self, input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., sequence_ids: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., block_tables: _Optional[_Iterable[_Union[BlockTables, _Mapping]]] = ..., sample_index: _Optional[bytes] = ..., sample_sequence: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., token_references: _Optional[_Union[TokenReferences, _Mapping]] = ..., defer_sampling: _Optional[bool] = ...) -> None: ...
+
+class BlockTables(_message.Message):
+    __slots__ = ("num_blocks", "block_ids")
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    num_blocks: bytes
+    block_ids: bytes
+    def __init__(self, num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+
+class SamplingColumns(_message.Message):
+    __slots__ = ("temperature", "top_k", "top_p", "seed")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    temperature: bytes
+    top_k: bytes
+    top_p: bytes
+    seed: bytes
+    def __init__(self, temperature: _Optional[bytes] = ..., top_k: _Optional[bytes] = ..., top_p: _Optional[bytes] = ..., seed: _Optional[bytes] = ...) -> None: ...
+
+class BlockOp(_message.Message):
+    __slots__ = ("kind", "source_block", "target_block")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[BlockOp.Kind]
+        KIND_COPY: _ClassVar[BlockOp.Kind]
+    KIND_UNSPECIFIED: BlockOp.Kind
+    KIND_COPY: BlockOp.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    TARGET_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    kind: BlockOp.Kind
+    source_block: int
+    target_block: int
+    def __init__(self, kind: _Optional[_Union[BlockOp.Kind, str]] = ..., source_block: _Optional[int] = ..., target_block: _Optional[int] = ...) -> None: ...
+
+class TokenReferences(_message.Message):
+    __slots__ = ("rows", "step_ids", "sample_rows")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    STEP_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    step_ids: bytes
+    sample_rows: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., step_ids: _Optional[bytes] = ..., sample_rows: _Optional[bytes] = ...) -> None: ...
+
+class StepReply(_message.Message):
+    __slots__ = ("epoch", "step_id", "result", "timings", "input_hash")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STEP_ID_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    TIMINGS_FIELD_NUMBER: _ClassVar[int]
+    INPUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    step_id: int
+    result: StepResult
+    timings: StepTimings
+    input_hash: int
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., input_hash: _Optional[int] = ...) -> None: ...
+
+class StepResult(_message.Message):
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids")
+    SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    sequence_ids: bytes
+    num_tokens: bytes
+    token_ids: bytes
+    def __init__(self, sequence_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class StepTimings(_message.Message):
+    __slots__ = ("prepare_us", "forward_us", "sample_us")
+    PREPARE_US_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_US_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_US_FIELD_NUMBER: _ClassVar[int]
+    prepare_us: int
+    forward_us: int
+    sample_us: int
+    def __init__(self, prepare_us: _Optional[int] = ..., forward_us: _Optional[int] = ..., sample_us: _Optional[int] = ...) -> None: ...
+
+class ShutdownRequest(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
+
+class ShutdownReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,1 @@
+"""The driver: engine, scheduler, executor, cluster, frontends. Knows no torch."""

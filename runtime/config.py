@@ -1,0 +1,102 @@
+"""Everything that can be set, validated once.
+
+Command-line flags and TOML keys are made from these fields.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runtime.errors import ConfigError
+
+
+def option(default: Any, help: str) -> Any:
+    """A field with the sentence that the command line shows for it."""
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine: a model, its ranks, its cache, its scheduler."""
+
+    model: str = option(
+        "demo", "Model folder, Hugging Face hub id, or `demo` for the embedded Gemma 3 270M."
+    )
+    served_model_name: str | None = option(
+        None, "Name that clients see; the value of --model where unset."
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
+        "auto", "Number format of weights and cache; auto is the checkpoint's."
+    )
+    max_model_len: int | None = option(
+        None, "Most tokens of prompt and output together; what model and cache allow where unset."
+    )
+
+    tp: int = option(1, "Tensor-parallel ranks.")
+    device: Literal["cpu", "cuda"] = option("cpu", "Where the ranks compute.")
+    launcher: Literal["ray", "local"] = option(
+        "ray", "Ray actors, or plain processes on this machine."
+    )
+    ray_address: str | None = option(
+        None, "Ray cluster to join; a Ray of its own on this machine where unset."
+    )
+    threads_per_rank: int = option(
+        0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
+    )
+    attention: Literal["auto", "reference"] = option("auto", "Attention backend.")
+
+    kv_memory: int | None = option(
+        None, "Bytes of KV cache per rank, such as 2GiB; a share of what is free where unset."
+    )
+    block_size: int = option(16, "Tokens per cache block.")
+
+    max_num_batched_tokens: int = option(512, "Token budget of a step.")
+    max_num_seqs: int = option(64, "Most sequences that run at once.")
+    watermark: float = option(
+        0.01, "Share of the blocks that admission leaves free for running sequences to grow into."
+    )
+
+    step_timeout_s: float = option(300.0, "A step that takes longer means that a rank hangs.")
+    startup_timeout_s: float = option(900.0, "Longest wait for workers to start and load.")
+    check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "block_size", "max_num_batched_tokens", "max_num_seqs"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("step_timeout_s", "startup_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)} must be more than 0")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+                f"max_num_seqs={self.max_num_seqs}: a full decode step needs one token each"
+            )
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(
+                f"max_model_len={self.max_model_len} must be at least 2: "
+                "a prompt token and an output token"
+            )
+        if self.kv_memory is not None and self.kv_memory < 1:
+            raise ConfigError(f"kv_memory={self.kv_memory} must be at least 1 byte")
+        if self.threads_per_rank < 0:
+            raise ConfigError(f"threads_per_rank={self.threads_per_rank} must be at least 0")
+        if not 0 <= self.watermark < 1:
+            raise ConfigError(f"watermark={self.watermark} must be in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrontendConfig:
+    """One frontend process and its public port."""
+
+    host: str = option("127.0.0.1", "Address that the public gRPC port binds to.")
+    port: int = option(50051, "Public gRPC port; 0 takes a free one.")
+    api_key: str | None = option(
+        None, "Key that clients send; LOCKSTEP_API_KEY where unset, else one is made and printed."
+    )
+    max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} must be in [0, 65535]")
+        if self.max_prompt_bytes < 1:
+            raise ConfigError(f"max_prompt_bytes={self.max_prompt_bytes} must be at least 1")

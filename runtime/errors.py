@@ -1,0 +1,28 @@
+"""What can go wrong, grouped by who can act on it."""
+
+
+class LockstepError(Exception):
+    """Base of every error that Lockstep raises on purpose."""
+
+
+class InvalidRequestError(LockstepError):
+    """The client's request is wrong: the message names field, value and limit.
+
+    Nothing else is affected.
+    """
+
+
+class CapacityError(LockstepError):
+    """There is no room now; the same request may be accepted later."""
+
+
+class UnavailableError(LockstepError):
+    """The engine is stopped, starting, or has lost its workers."""
+
+
+class WorkerError(UnavailableError):
+    """A rank died, hung, or disagreed with the others. The message names the rank and the cause."""
+
+
+class ConfigError(LockstepError):
+    """The operator's configuration or model can't be served. The message says what to change."""

@@ -1,0 +1,1 @@
+"""Processes that clients talk to: public gRPC, tokenizing, detokenizing."""

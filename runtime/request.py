@@ -1,0 +1,91 @@
+"""What the engine is asked for and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from runtime.errors import InvalidRequestError, LockstepError
+from runtime.sampling_params import SamplingParams
+
+
+class FinishReason(IntEnum):
+    """Why a request ended; the numbers are those of the wire."""
+
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What the served model is and how far it reaches."""
+
+    name: str
+    path: str
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    tp_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt to continue.
+
+    `request_id` is the engine's key, never a client's; `seed` is resolved.
+    """
+
+    request_id: int
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams
+    seed: int
+
+    def check(self, model: ModelInfo) -> None:
+        """Raises InvalidRequestError where the request can't be served by `model`."""
+        prompt = self.prompt_token_ids
+        if len(prompt) == 0:
+            raise InvalidRequestError("prompt is empty: it must have at least 1 token")
+        total = len(prompt) + self.params.max_tokens
+        if total > model.max_model_len:
+            raise InvalidRequestError(
+                f"prompt of {len(prompt)} tokens + max_tokens={self.params.max_tokens} is {total} "
+                f"tokens: more than max_model_len={model.max_model_len}"
+            )
+        for extreme in (min(prompt), max(prompt)):
+            if not 0 <= extreme < model.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt token id {extreme} must be in [0, {model.vocab_size}), the vocabulary"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step brought for one request: new tokens, and the reason if they are its last."""
+
+    request_id: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailure:
+    """The request was refused or lost; nothing more comes for it."""
+
+    request_id: int
+    error: LockstepError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineStats:
+    """Counters since the engine's start, and gauges of this moment; fields as on the wire."""
+
+    num_steps: int
+    num_scheduled_tokens: int
+    num_scheduled_sequences: int
+    num_output_tokens: int
+    num_preemptions: int
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int

@@ -1,0 +1,58 @@
+"""What a rank is told at Initialize, and what it tells of the model it loaded."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One rank's part of an epoch."""
+
+    model_path: str
+    rank: int = 0
+    tp_size: int = 1
+    rendezvous_host: str = ""
+    rendezvous_port: int = 0
+    dtype: str = "auto"  # auto (the checkpoint's), float32, bfloat16, float16
+    device: str = "cpu"  # cpu, cuda
+    attention: str = "auto"
+    num_threads: int = 0  # 0: this host's cores shared among its ranks
+    local_world_size: int = 1  # ranks on this host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCacheSpec:
+    """What one attention call of the forward pass keeps in the cache, on this rank."""
+
+    window: int  # tokens a query sees, itself included; 0: all before it
+    num_kv_heads: int
+    k_dim: int
+    v_dim: int
+    element_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """The loaded model, as the driver needs to know it."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    layers: tuple[LayerCacheSpec, ...]  # in the order of the attention calls of a forward pass
+    available_memory_bytes: int
+    block_size_multiple: int
+    parameter_bytes: int
+    attention: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLayout:
+    """How the driver wants the KV cache. Every group has as many layers as the others.
+
+    The pool has `num_blocks` blocks that all groups share: layer i of every group lives in the
+    same storage, so a block is `block_size` tokens of as many layers as a group has.
+    """
+
+    block_size: int
+    num_blocks: int
+    groups: tuple[tuple[int, ...], ...]  # indices into ModelSpec.layers

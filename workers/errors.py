@@ -1,0 +1,17 @@
+"""What a worker refuses, and why."""
+
+
+class WorkerError(Exception):
+    """Base of every error that a worker raises on purpose."""
+
+
+class ModelError(WorkerError):
+    """The model or its files can't be served so: the message names the file or field."""
+
+
+class CacheError(WorkerError):
+    """The KV cache doesn't fit the device's memory."""
+
+
+class StepError(WorkerError):
+    """A step message is malformed or out of order."""
