@@ -3,15 +3,11 @@
 Command-line flags and TOML keys are made from these fields.
 """
 
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from runtime.errors import ConfigError
-
-
-def option(default: Any, help: str) -> Any:
-    """A field with the sentence that the command line shows for it."""
-    return field(default=default, metadata={"help": help})
+from runtime.options import option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +41,9 @@ class EngineConfig:
     attention: Literal["auto", "reference"] = option("auto", "Attention backend.")
 
     kv_memory: int | None = option(
-        None, "Bytes of KV cache per rank, such as 2GiB; a share of what is free where unset."
+        None,
+        "Bytes of KV cache per rank, such as 2GiB; 30 % of what is free where unset.",
+        unit="bytes",
     )
     block_size: int = option(16, "Tokens per cache block.")
 
@@ -91,9 +89,11 @@ class FrontendConfig:
     host: str = option("127.0.0.1", "Address that the public gRPC port binds to.")
     port: int = option(50051, "Public gRPC port; 0 takes a free one.")
     api_key: str | None = option(
-        None, "Key that clients send; LOCKSTEP_API_KEY where unset, else one is made and printed."
+        None,
+        "Key that clients send; one is made and printed where unset.",
+        envvar="LOCKSTEP_API_KEY",
     )
-    max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.")
+    max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

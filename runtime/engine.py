@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from runtime.errors import InvalidRequestError, LockstepError, UnavailableError
 from runtime.executor.base import Executor
@@ -26,6 +26,11 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 
 logger = logging.getLogger(__name__)
+
+# Invariants are checked after so long without a request, so that nobody waits for the check.
+IDLE_CHECK_S = 1.0
+# A step that runs at stop may take so long; then the ranks are ended under it.
+STOP_STEP_S = 2.0
 
 Outputs = list[RequestOutput | RequestFailure]
 # Called at most once a step, on the engine's thread; must not block.
@@ -58,12 +63,14 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the engine after the step that runs; requests that live are failed.
+        """Ends the engine after the step that runs, or without it if it takes too long.
 
-        Connections must not be used afterwards.
+        Requests that live are failed. Connections must not be used afterwards.
         """
         self.fail(UnavailableError("the engine is stopping"))
         self._inbox.put(self._stop)
+        self._thread.join(STOP_STEP_S)
+        self._executor.close()
         self._thread.join()
 
     def fail(self, error: LockstepError) -> None:
@@ -141,10 +148,17 @@ class Engine:
             self._inbox.get()()  # an ended engine still refuses what comes
 
     def _drain_inbox(self) -> None:
-        while not self._scheduler.has_work or not self._inbox.empty():
-            if not self._scheduler.has_work and self._inbox.empty():
-                self._scheduler.check_invariants()
+        while not self._inbox.empty():
             self._inbox.get()()
+        while not self._scheduler.has_work:
+            self._wait_for_call()()
+
+    def _wait_for_call(self) -> Callable[[], None]:
+        try:
+            return self._inbox.get(timeout=IDLE_CHECK_S)
+        except Empty:
+            self._scheduler.check_invariants()
+            return self._inbox.get()
 
     def _step(self) -> None:
         output = self._scheduler.schedule()

@@ -1,12 +1,14 @@
 """How the tokens of one request are chosen and when it ends."""
 
-import math
 from dataclasses import dataclass
 
 from runtime.errors import InvalidRequestError
+from runtime.options import option
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
+MIN_TEMPERATURE = 1e-5
+MAX_TEMPERATURE = 1e5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,22 +18,29 @@ class SamplingParams:
     Limits that depend on the model are checked at admission.
     """
 
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    ignore_eos: bool = False
+    max_tokens: int = option(16, "Most new tokens.")
+    temperature: float = option(1.0, "Logits are divided by it; 0 is greedy.")
+    top_k: int = option(0, "Keep exactly the k most probable tokens; 0 keeps all.")
+    top_p: float = option(1.0, "Keep the most probable tokens that reach this probability.")
+    seed: int | None = option(None, "64-bit seed; drawn where unset.")
+    ignore_eos: bool = option(False, "Go on after an end-of-sequence token.")
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens <= MAX_INT32:
-            raise InvalidRequestError(f"max_tokens={self.max_tokens} must be at least 1")
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
             raise InvalidRequestError(
-                f"temperature={self.temperature} must be finite and at least 0 (0 is greedy)"
+                f"max_tokens={self.max_tokens} must be at least 1 and at most {MAX_INT32}"
+            )
+        # NaN fails both comparisons. The bounds keep a logit over the temperature within float32.
+        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+            raise InvalidRequestError(
+                f"temperature={self.temperature} must be 0 (greedy) or in "
+                f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
             )
         if not 0 <= self.top_k <= MAX_INT32:
-            raise InvalidRequestError(f"top_k={self.top_k} must be at least 0 (0 keeps all tokens)")
+            raise InvalidRequestError(
+                f"top_k={self.top_k} must be at least 0 (which keeps all tokens) "
+                f"and at most {MAX_INT32}"
+            )
         if not 0 < self.top_p <= 1:
             raise InvalidRequestError(f"top_p={self.top_p} must be in (0, 1]")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:

@@ -51,9 +51,16 @@ class CacheLayout:
 
 
 def make_cache_layout(
-    layers: Sequence[LayerCacheSpec], *, block_size: int, memory_bytes: int
+    layers: Sequence[LayerCacheSpec],
+    *,
+    block_size: int,
+    memory_bytes: int,
+    max_num_seqs: int,
+    max_model_len: int,
 ) -> CacheLayout:
     """Groups layers by window, as many layers in every group, and fills the memory with blocks.
+
+    Makes no more blocks than `max_num_seqs` sequences of `max_model_len` tokens could use.
 
     Raises ConfigError: the layers differ in what a token takes, or the memory doesn't hold one
     block of each group.
@@ -74,7 +81,8 @@ def make_cache_layout(
         for start in range(0, len(indices), group_size)
     )
     block_bytes = group_size * block_size * layers[0].token_bytes
-    num_blocks = memory_bytes // block_bytes
+    useful_blocks = max_num_seqs * -(-max_model_len // block_size) * len(groups)
+    num_blocks = min(memory_bytes // block_bytes, useful_blocks)
     if num_blocks < len(groups):
         raise ConfigError(
             f"kv_memory={memory_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes: "

@@ -2,11 +2,17 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.scheduling.block_pool import BlockPool
-from runtime.scheduling.cache_layout import LayerCacheSpec, make_cache_layout
+from runtime.scheduling.cache_layout import CacheLayout, LayerCacheSpec, make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
 from tests.scheduling import make_layout
 
 pytestmark = pytest.mark.unit
+
+
+def layout_of(layers: list[LayerCacheSpec], *, memory_bytes: int = 1 << 20) -> CacheLayout:
+    return make_cache_layout(
+        layers, block_size=16, memory_bytes=memory_bytes, max_num_seqs=64, max_model_len=1 << 14
+    )
 
 
 def spec(window: int = 0, *, num_kv_heads: int = 1) -> LayerCacheSpec:
@@ -63,7 +69,7 @@ def test_growth_that_does_not_fit_changes_nothing() -> None:
 
 def test_gemma_has_one_full_group_and_five_window_groups() -> None:
     layers = [spec(window=0 if index % 6 == 5 else 512) for index in range(18)]
-    layout = make_cache_layout(layers, block_size=16, memory_bytes=1 << 20)
+    layout = layout_of(layers)
     assert [group.window for group in layout.groups] == [0, 512, 512, 512, 512, 512]
     assert layout.groups[0].layers == (5, 11, 17)
     assert layout.groups[1].layers == (0, 1, 2)
@@ -73,15 +79,22 @@ def test_gemma_has_one_full_group_and_five_window_groups() -> None:
 
 
 def test_layers_of_one_kind_are_one_group() -> None:
-    layout = make_cache_layout([spec()] * 4, block_size=16, memory_bytes=1 << 20)
+    layout = layout_of([spec()] * 4)
     assert [group.layers for group in layout.groups] == [(0, 1, 2, 3)]
 
 
 def test_too_little_memory_is_refused_with_both_numbers() -> None:
     with pytest.raises(ConfigError, match="kv_memory=100 bytes holds 0 blocks of 512 bytes"):
-        make_cache_layout([spec()], block_size=16, memory_bytes=100)
+        layout_of([spec()], memory_bytes=100)
 
 
 def test_layers_of_different_shapes_are_refused() -> None:
     with pytest.raises(ConfigError, match="2 different shapes"):
-        make_cache_layout([spec(), spec(num_kv_heads=2)], block_size=16, memory_bytes=1 << 20)
+        layout_of([spec(), spec(num_kv_heads=2)])
+
+
+def test_no_more_blocks_than_all_sequences_can_use() -> None:
+    layout = make_cache_layout(
+        [spec()], block_size=16, memory_bytes=1 << 20, max_num_seqs=2, max_model_len=40
+    )
+    assert layout.num_blocks == 2 * 3

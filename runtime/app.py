@@ -1,0 +1,114 @@
+"""`lockstep serve`: engine and frontend, started together, ended together."""
+
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import fields
+
+from runtime.config import EngineConfig, FrontendConfig
+from runtime.driver import running_engine
+from runtime.engine import Engine
+from runtime.engine_service import EngineServer
+from runtime.errors import ConfigError, LockstepError, UnavailableError
+from runtime.interrupts import Interrupted
+
+ENGINE_TOKEN_VARIABLE = "LOCKSTEP_ENGINE_TOKEN"
+API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
+FRONTEND_STOP_S = 3.0
+
+
+def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> LockstepError | None:
+    """Serves until a signal comes, or the engine or its frontend ends; returns what ended it.
+
+    Raises ConfigError: the configuration can't be served; nothing is left running.
+    """
+    check_port_is_free(frontend_config.host, frontend_config.port)
+    api_key = frontend_config.api_key or secrets.token_urlsafe(24)
+    with running_engine(engine_config) as engine, engine_server(engine) as server:
+        address = f"127.0.0.1:{server.port}"
+        with frontend_process(frontend_config, address, server.token, api_key) as frontend:
+            port = read_ready_line(frontend)
+            if frontend_config.api_key is None:
+                print(f"lockstep: api key (made for this run): {api_key}", flush=True)
+            name = engine.model.name
+            print(f"lockstep: serving {name} on {frontend_config.host}:{port}", flush=True)
+            threading.Thread(
+                target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
+            ).start()
+            try:
+                return engine.wait()
+            except Interrupted:
+                return None
+
+
+@contextmanager
+def engine_server(engine: Engine) -> Iterator[EngineServer]:
+    server = EngineServer(engine, token=secrets.token_urlsafe(24))
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop(grace_s=1.0)
+
+
+def check_port_is_free(host: str, port: int) -> None:
+    """Finds out before minutes of loading. Raises ConfigError where the port can't be bound."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with closing(socket.create_server((host, port), family=family)):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"host={host} port={port} can't be bound ({error.strerror}): set --port or --host"
+        ) from error
+
+
+@contextmanager
+def frontend_process(
+    config: FrontendConfig, engine_address: str, engine_token: str, api_key: str
+) -> Iterator["subprocess.Popen[str]"]:
+    """A frontend in a process of its own, ended on the way out."""
+    flags = [
+        f"--{field.name.replace('_', '-')}={getattr(config, field.name)}"
+        for field in fields(config)
+        if field.name != "api_key"  # never on a command line, where everybody reads it
+    ]
+    secrets_of_child = {ENGINE_TOKEN_VARIABLE: engine_token, API_KEY_VARIABLE: api_key}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "runtime", "frontend", f"--engine={engine_address}", *flags],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | secrets_of_child,
+        start_new_session=True,  # the terminal's Ctrl-C is the driver's to act on
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(FRONTEND_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def read_ready_line(frontend: "subprocess.Popen[str]") -> int:
+    """Waits until the frontend serves; returns its port."""
+    assert frontend.stdout is not None
+    line = frontend.stdout.readline()
+    if not line:
+        raise UnavailableError(f"the frontend ended with exit code {frontend.wait()}")
+    port: int = json.loads(line)["port"]
+    return port
+
+
+def end_engine_with(engine: Engine, frontend: "subprocess.Popen[str]") -> None:
+    engine.fail(UnavailableError(f"the frontend ended with exit code {frontend.wait()}"))

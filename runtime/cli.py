@@ -1,0 +1,207 @@
+"""The command line. Its options, and the keys of TOML files, are the config dataclasses' fields."""
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+import sys
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import UnionType
+from typing import Any
+
+import click
+
+from runtime.config import EngineConfig, FrontendConfig
+from runtime.errors import ConfigError, LockstepError
+from runtime.interrupts import interruptible
+from runtime.sampling_params import SamplingParams
+
+EXIT_ERROR = 1
+EXIT_CONFIG = 2
+
+UNITS = {
+    "": 1,
+    "b": 1,
+    "k": 1000,
+    "kb": 1000,
+    "m": 1000**2,
+    "mb": 1000**2,
+    "g": 1000**3,
+    "gb": 1000**3,
+}
+UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+
+
+class ByteSize(click.ParamType):
+    """A number of bytes: 1048576, 512MiB, 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = str(value).strip().lower()
+        digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
+        try:
+            return int(float(digits) * UNITS[text[len(digits) :].strip()])
+        except (ValueError, KeyError, OverflowError):
+            self.fail(f"{value!r} isn't a size such as 1048576, 512MiB or 2GiB", param, ctx)
+
+
+def options_of(dataclass: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for every field of a config dataclass."""
+    hints = typing.get_type_hints(dataclass)
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for field in reversed(dataclasses.fields(dataclass)):
+            command = make_option(field, hints[field.name])(command)
+        return command
+
+    return decorate
+
+
+def make_option(
+    field: "dataclasses.Field[Any]", hint: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    flag = "--" + field.name.replace("_", "-")
+    kind: Any = hint
+    if isinstance(hint, UnionType):  # `int | None`: unset is None
+        (kind,) = (each for each in typing.get_args(hint) if each is not type(None))
+    if typing.get_origin(kind) is typing.Literal:
+        kind = click.Choice(typing.get_args(kind))
+    elif kind is bool:
+        flag = f"{flag}/--no-{flag[2:]}"
+    elif field.metadata["unit"] == "bytes":
+        kind = ByteSize()
+    return click.option(
+        flag,
+        field.name,
+        type=kind,
+        default=field.default,
+        show_default=field.default is not None,
+        help=field.metadata["help"],
+        envvar=field.metadata["envvar"],
+    )
+
+
+def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
+    """Makes a file's keys the defaults of this command's options."""
+    if path is None:
+        return
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"config file {path}: {error}") from error
+    known = {each.name for each in ctx.command.params} - {param.name}
+    if unknown := sorted(values.keys() - known):
+        raise ConfigError(
+            f"config file {path}: unknown key {unknown[0]!r}; keys are the options with _ for -"
+        )
+    ctx.default_map = values
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    callback=read_toml,
+    is_eager=True,
+    expose_value=False,
+    help="TOML file with option names as keys (_ for -); flags win over it.",
+)
+verbose_option = click.option("--verbose", is_flag=True, help="Log what start-up and engine do.")
+
+
+def pick(dataclass: type, values: Mapping[str, Any]) -> Any:
+    return dataclass(**{field.name: values[field.name] for field in dataclasses.fields(dataclass)})
+
+
+def set_up_logging(*, verbose: bool) -> None:
+    logging.basicConfig(
+        level=logging.INFO if verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+
+
+@click.group(context_settings={"max_content_width": 100})
+@click.version_option(package_name="lockstep-serving", prog_name="lockstep")
+def cli() -> None:
+    """Lockstep serves large language models."""
+
+
+@cli.command()
+@config_option
+@options_of(EngineConfig)
+@options_of(FrontendConfig)
+@verbose_option
+def serve(verbose: bool, **values: Any) -> None:
+    """Start an engine and a frontend, and serve until Ctrl-C or SIGTERM."""
+    from runtime.app import serve as serve_app
+
+    set_up_logging(verbose=verbose)
+    ended = serve_app(pick(EngineConfig, values), pick(FrontendConfig, values))
+    if ended is not None:
+        raise ended
+
+
+@cli.command()
+@config_option
+@click.argument("prompt")
+@options_of(EngineConfig)
+@options_of(SamplingParams)
+@verbose_option
+def generate(prompt: str, verbose: bool, **values: Any) -> None:
+    """Start an engine, stream the continuation of PROMPT to the terminal, stop."""
+    from runtime.llm import LLM
+
+    set_up_logging(verbose=verbose)
+    params = pick(SamplingParams, values)
+    with LLM.from_config(pick(EngineConfig, values)) as llm:
+        for chunk in llm.stream(prompt, params):
+            print(chunk.text, end="", flush=True)
+        print()
+
+
+@cli.command()
+@config_option
+@click.option("--engine", required=True, metavar="HOST:PORT", help="The engine's address.")
+@options_of(FrontendConfig)
+@verbose_option
+def frontend(engine: str, verbose: bool, **values: Any) -> None:
+    """Serve clients for an engine that runs already (`serve` starts one of these by itself).
+
+    The engine's token comes in LOCKSTEP_ENGINE_TOKEN. Prints a line of JSON with the port when it
+    is ready.
+    """
+    from runtime.frontend.server import run_frontend
+
+    set_up_logging(verbose=verbose)
+    token = os.environ.get("LOCKSTEP_ENGINE_TOKEN")
+    if not token:
+        raise ConfigError("LOCKSTEP_ENGINE_TOKEN is not set: it is the token of the engine's port")
+    config = pick(FrontendConfig, values)
+    if not config.api_key:
+        raise ConfigError("api_key is not set: clients need one (--api-key, LOCKSTEP_API_KEY)")
+    asyncio.run(run_frontend(config, engine, token, announce))
+
+
+def announce(port: int) -> None:
+    print(json.dumps({"port": port}), flush=True)
+
+
+def main() -> None:
+    """Runs a command; errors are one sentence on stderr, interruptions end all that was started."""
+    try:
+        with interruptible():
+            cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except ConfigError as error:
+        click.echo(f"lockstep: {error}", err=True)
+        sys.exit(EXIT_CONFIG)
+    except LockstepError as error:
+        click.echo(f"lockstep: {error}", err=True)
+        sys.exit(EXIT_ERROR)

@@ -1,0 +1,125 @@
+"""Puts an engine together from its configuration, and takes it apart again."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runtime.cluster.group import LoadedModel, start_workers
+from runtime.config import EngineConfig
+from runtime.engine import Engine
+from runtime.errors import ConfigError
+from runtime.model_files import resolve_model
+from runtime.progress import StartupProgress
+from runtime.request import ModelInfo
+from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
+from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+# Of the memory that is free on a rank once its weights are loaded.
+DEFAULT_KV_SHARE = 0.3
+
+
+@contextmanager
+def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Engine]:
+    """Starts workers and engine; ends both, and all that they started, on the way out.
+
+    Raises ConfigError: the model or the options can't be served. Raises WorkerError: a rank died.
+    """
+    with StartupProgress(quiet=quiet) as progress:
+        model_path = resolve_model(config.model, progress.message)
+        group = start_workers(config, model_path, epoch=1, on_progress=progress.loaded)
+    with group:
+        spec = group.spec
+        layout = plan_cache(config, spec)
+        model = ModelInfo(
+            name=config.served_model_name or config.model,
+            path=model_path,
+            architecture=spec.architecture,
+            vocab_size=spec.vocab_size,
+            max_model_len=resolve_max_model_len(config, spec, layout),
+            eos_token_ids=spec.eos_token_ids,
+            tp_size=config.tp,
+        )
+        group.allocate_cache(layout)
+        scheduler = Scheduler(
+            CacheManager(layout),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            watermark=config.watermark,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+        )
+        engine = Engine(model=model, scheduler=scheduler, executor=group.executor())
+        group.on_lost(engine.fail)
+        logger.info(
+            "%s on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "
+            "max_model_len %d",
+            spec.architecture,
+            config.tp,
+            spec.attention,
+            layout.num_blocks,
+            layout.block_size,
+            len(layout.groups),
+            model.max_model_len,
+        )
+        engine.start()
+        try:
+            yield engine
+        finally:
+            engine.stop()
+
+
+def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
+    """Sizes the KV cache.
+
+    Raises ConfigError: it is more than there is, or too little for one sequence.
+    """
+    if config.block_size % spec.block_size_multiple:
+        raise ConfigError(
+            f"block_size={config.block_size} must be a multiple of {spec.block_size_multiple}: "
+            f"the {spec.attention} attention backend takes no other"
+        )
+    available = spec.available_memory_bytes
+    if config.kv_memory is not None and config.kv_memory > available:
+        raise ConfigError(
+            f"kv_memory={config.kv_memory} bytes is more than the {available} bytes that are free "
+            "on a rank: set --kv-memory to less"
+        )
+    max_model_len = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
+    return make_cache_layout(
+        spec.layers,
+        block_size=config.block_size,
+        memory_bytes=config.kv_memory or int(DEFAULT_KV_SHARE * available),
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=max_model_len,
+    )
+
+
+def resolve_max_model_len(config: EngineConfig, spec: LoadedModel, layout: CacheLayout) -> int:
+    """The longest sequence that both the model's positions and the cache reach.
+
+    Raises ConfigError: the configuration asks for more.
+    """
+    wanted = config.max_model_len
+    if wanted is None:
+        reachable = min(spec.max_model_len, layout.max_sequence_tokens)
+        if reachable < spec.max_model_len:
+            logger.info(
+                "max_model_len is %d, what the cache holds, not the model's %d: "
+                "set --kv-memory to more",
+                reachable,
+                spec.max_model_len,
+            )
+        return reachable
+    if wanted > spec.max_model_len:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the model's positions: {spec.max_model_len}"
+        )
+    if wanted > layout.max_sequence_tokens:
+        raise ConfigError(
+            f"max_model_len={wanted} is more than the {layout.max_sequence_tokens} tokens that the "
+            "KV cache holds: set --kv-memory to more or --max-model-len to less"
+        )
+    return wanted

@@ -1,0 +1,197 @@
+"""Offline generation: the engine in this process, without frontends."""
+
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from tqdm import tqdm
+
+from runtime.config import EngineConfig
+from runtime.driver import running_engine
+from runtime.errors import InvalidRequestError, UnavailableError
+from runtime.frontend.text import Detokenizer, Tokenizer
+from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
+from runtime.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from runtime.engine import Outputs
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """What one step brought: text that became certain, and tokens."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One prompt's answer; its seed reproduces it."""
+
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    seed: int
+
+
+class LLM:
+    """A model and its engine. Close it, or use it as a context manager.
+
+    Raises ConfigError: the model or the options can't be served.
+    """
+
+    def __init__(
+        self,
+        model: str = "demo",
+        *,
+        tp: int = 1,
+        device: Literal["cpu", "cuda"] = "cpu",
+        dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+        launcher: Literal["ray", "local"] = "local",
+        progress: bool = True,
+    ) -> None:
+        """Starts workers and engine; `from_config` takes every option."""
+        config = EngineConfig(model=model, tp=tp, device=device, dtype=dtype, launcher=launcher)
+        self._start(config, progress=progress)
+
+    @classmethod
+    def from_config(cls, config: EngineConfig, *, progress: bool = True) -> Self:
+        llm = cls.__new__(cls)
+        llm._start(config, progress=progress)
+        return llm
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool = True,
+    ) -> list[Completion]:
+        """Continues all prompts, texts or token ids, in one batch; answers in their order.
+
+        `params` is for all of them, or one for each.
+        Raises InvalidRequestError, which names the prompt, before anything runs.
+        Raises UnavailableError: the engine has ended.
+        """
+        requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
+        tokens: list[list[int]] = [[] for _ in requests]
+        reasons: dict[int, FinishReason] = {}
+        with tqdm(total=len(requests), disable=not progress, file=sys.stderr, unit="prompt") as bar:
+            for output in self._run(requests):
+                tokens[output.request_id].extend(output.token_ids)
+                if output.finish_reason is not None:
+                    reasons[output.request_id] = output.finish_reason
+                    bar.set_postfix_str(
+                        f"{sum(map(len, tokens)) / bar.format_dict['elapsed']:.1f} tokens/s"
+                    )
+                    bar.update()
+        return [
+            Completion(
+                prompt_token_ids=tuple(request.prompt_token_ids),
+                token_ids=tuple(tokens[request.request_id]),
+                text=self._text(request, tokens[request.request_id]),
+                finish_reason=reasons[request.request_id],
+                seed=request.seed,
+            )
+            for request in requests
+        ]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Continues one prompt, step by step. Closing the iterator ends the request.
+
+        Raises what `generate` does.
+        """
+        (request,) = self._make_requests([prompt], params)
+        detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids)
+        for output in self._run([request]):
+            text = detokenizer.push(output.token_ids)
+            if output.finish_reason is not None:
+                text += detokenizer.finish()
+            yield Chunk(text=text, token_ids=output.token_ids, finish_reason=output.finish_reason)
+
+    def close(self) -> None:
+        """Ends engine and workers; may be called twice."""
+        self._closed = True
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _start(self, config: EngineConfig, *, progress: bool) -> None:
+        self._closed = False
+        with ExitStack() as starting:
+            self._engine = starting.enter_context(running_engine(config, quiet=not progress))
+            self._tokenizer = Tokenizer.from_folder(self._engine.model.path)
+            self._closing = starting.pop_all()
+
+    def _make_requests(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+    ) -> list[Request]:
+        each = (
+            [params or SamplingParams()] * len(prompts)
+            if not isinstance(params, Sequence)
+            else params
+        )
+        if len(each) != len(prompts):
+            raise InvalidRequestError(
+                f"params has {len(each)} entries for {len(prompts)} prompts: give one, or one each"
+            )
+        requests = []
+        for index, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
+            try:
+                request = Request(
+                    request_id=index,
+                    prompt_token_ids=self._tokenize(prompt),
+                    params=its_params,
+                    seed=secrets.randbits(64) if its_params.seed is None else its_params.seed,
+                )
+                request.check(self._engine.model)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"prompts[{index}]: {error}") from error
+            requests.append(request)
+        return requests
+
+    def _tokenize(self, prompt: Prompt) -> list[int]:
+        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+
+    def _text(self, request: Request, token_ids: Sequence[int]) -> str:
+        detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids)
+        return detokenizer.push(token_ids) + detokenizer.finish()
+
+    def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+        if self._closed:
+            raise UnavailableError("this LLM is closed")
+        inbox: SimpleQueue[Outputs] = SimpleQueue()
+        connection = self._engine.connect(inbox.put)
+        try:
+            for request in requests:
+                connection.add(request)
+            unfinished = len(requests)
+            while unfinished:
+                for output in inbox.get():
+                    if isinstance(output, RequestFailure):
+                        raise output.error
+                    unfinished -= output.finish_reason is not None
+                    yield output
+        finally:
+            connection.close()

@@ -1,0 +1,154 @@
+"""Options, TOML files and signals, without starting anything."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from runtime.cli import ByteSize, cli, config_option, options_of, pick
+from runtime.config import EngineConfig, FrontendConfig
+from runtime.errors import ConfigError
+from runtime.interrupts import interruptible
+
+pytestmark = pytest.mark.unit
+
+
+def has_ended(pid: int) -> bool:
+    """Waits a little; a zombie has ended, whoever may have to reap it."""
+    try:
+        process = psutil.Process(pid)
+        psutil.wait_procs([process], timeout=5)
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def parse(*arguments: str) -> EngineConfig:
+    """Runs a command that takes every option of EngineConfig and returns what it was given."""
+    configs: list[EngineConfig] = []
+
+    @click.command()
+    @config_option
+    @options_of(EngineConfig)
+    def command(**values: object) -> None:
+        configs.append(pick(EngineConfig, values))
+
+    result = CliRunner().invoke(command, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return configs[0]
+
+
+def test_every_field_is_an_option_of_serve() -> None:
+    options = {each.name for each in cli.commands["serve"].params}
+    for config in (EngineConfig, FrontendConfig):
+        assert {field.name for field in dataclasses.fields(config)} <= options
+
+
+def test_defaults_are_those_of_the_dataclass() -> None:
+    assert parse() == EngineConfig()
+
+
+def test_flags() -> None:
+    config = parse("--tp", "2", "--launcher", "local", "--kv-memory", "2GiB", "--check-ranks")
+    assert config == EngineConfig(tp=2, launcher="local", kv_memory=2 << 30, check_ranks=True)
+
+
+def test_toml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('tp = 4\nkv_memory = "512MiB"\nmax_num_seqs = 8\n')
+    config = parse("--config", str(path), "--tp", "2")
+    assert config == EngineConfig(tp=2, kv_memory=512 << 20, max_num_seqs=8)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("tpp = 4", "unknown key 'tpp'"), ("tp = ", "config.toml"), ("config = 1", "unknown key")],
+)
+def test_a_wrong_toml_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        parse("--config", str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 kb", 1500), ("3MIB", 3 << 20)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert ByteSize().convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "2XB", "two", "nan"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="isn't a size"):
+        ByteSize().convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"tp": 0}, "tp=0 must be at least 1"),
+        ({"block_size": 0}, "block_size=0 must be at least 1"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 9}, "max_num_batched_tokens=8 .*=9"),
+        ({"max_model_len": 1}, "max_model_len=1 must be at least 2"),
+        ({"kv_memory": 0}, "kv_memory=0 must be at least 1"),
+        ({"threads_per_rank": -1}, "threads_per_rank=-1"),
+        ({"watermark": 1.0}, "watermark=1.0 must be in"),
+        ({"step_timeout_s": 0}, "step_timeout_s=0 must be more than 0"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be more than 0"),
+    ],
+)
+def test_wrong_configuration_is_refused(values: dict[str, float], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineConfig(**values)
+
+
+def test_wrong_port_is_refused() -> None:
+    with pytest.raises(ConfigError, match="port=70000"):
+        FrontendConfig(port=70000)
+
+
+def test_a_signal_unwinds_once_and_the_next_is_ignored() -> None:
+    unwound: list[int] = []
+
+    def work() -> None:
+        with interruptible():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGINT)
+                unwound.append(1)
+
+    with pytest.raises(SystemExit) as exit_info:
+        work()
+    assert unwound == [1]
+    assert exit_info.value.code == 128 + signal.SIGTERM
+
+
+def test_what_does_not_unwind_is_killed() -> None:
+    program = """
+import runtime.interrupts as interrupts, signal, subprocess, sys, os, threading
+interrupts.END_WITHIN_S = 0.5
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print(child.pid, flush=True)
+with interrupts.interruptible():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        threading.Event().wait()
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert process.returncode == 1
+    assert "killing what is left" in process.stderr
+    assert has_ended(int(process.stdout))

@@ -1,0 +1,38 @@
+import math
+
+import pytest
+
+from runtime.errors import InvalidRequestError
+from runtime.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("max_tokens", 0, "max_tokens=0 must be at least 1"),
+        ("max_tokens", -3, "max_tokens=-3 must be at least 1"),
+        ("max_tokens", 2**31, "at most 2147483647"),
+        ("temperature", -0.1, "temperature=-0.1 must be 0"),
+        ("temperature", math.nan, "temperature=nan must be 0"),
+        ("temperature", math.inf, "temperature=inf must be 0"),
+        ("temperature", 1e-30, "temperature=1e-30 must be 0"),
+        ("top_p", 0.0, r"top_p=0.0 must be in \(0, 1\]"),
+        ("top_p", 1.5, r"top_p=1.5 must be in \(0, 1\]"),
+        ("top_p", math.nan, "top_p=nan must be in"),
+        ("top_k", -1, "top_k=-1 must be at least 0"),
+        ("top_k", 2**31, "at most 2147483647"),
+        ("seed", -1, r"seed=-1 must be in \[0, 2\*\*64\)"),
+        ("seed", 2**64, "must be in"),
+    ],
+)
+def test_out_of_range_is_refused_by_name(field: str, value: float, message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**{field: value})
+
+
+def test_the_edges_are_fine() -> None:
+    SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0)
+    SamplingParams(max_tokens=2**31 - 1, temperature=1e5, top_k=2**31 - 1, top_p=1e-9)
+    SamplingParams(seed=2**64 - 1)
