@@ -1,0 +1,139 @@
+"""Our models give what transformers gives, alone and cut over ranks."""
+
+import pytest
+import torch
+
+from tests.ranks import EXPECTED, Finding, examine, run_ranks
+from tests.tiny_models import (
+    BOUND,
+    FAMILIES,
+    Feeder,
+    error_in_std,
+    expect,
+    forced_logits,
+    load_executor,
+    save_tiny_model,
+)
+from workers.attention import reference
+from workers.errors import ModelError
+from workers.parallel import TensorParallel, Topology
+
+pytestmark = pytest.mark.cpu
+
+WITHOUT_PLAN = "gpt2"
+CUT = [family for family in FAMILIES if family != WITHOUT_PLAN]
+FOUR_RANKS = ["llama", "llama-one-kv-head", "gemma3"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    made = {family: save_tiny_model(root / family, family) for family in FAMILIES}
+    for folder in made.values():
+        torch.save(expect(folder), folder / EXPECTED)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(folders) -> dict[str, Finding]:
+    return {family: examine(folder) for family, folder in folders.items()}
+
+
+@pytest.fixture(scope="module")
+def on_two(folders, tmp_path_factory):
+    return run_ranks([folders[family] for family in CUT], 2, tmp_path_factory.mktemp("two"))
+
+
+@pytest.fixture(scope="module")
+def on_four(folders, tmp_path_factory):
+    return run_ranks([folders[family] for family in FOUR_RANKS], 4, tmp_path_factory.mktemp("four"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_rank_equals_transformers(alone, family):
+    assert alone[family].error < BOUND
+    assert alone[family].greedy_equal
+
+
+@pytest.mark.parametrize("family", CUT)
+def test_two_ranks_equal_transformers(on_two, family):
+    sampler, _ = on_two[family]
+
+    assert sampler.error < BOUND
+    assert sampler.greedy_equal
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("family", FOUR_RANKS)
+def test_four_ranks_equal_transformers(on_four, family):
+    sampler = on_four[family][0]
+
+    assert sampler.error < BOUND
+    assert sampler.greedy_equal
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_comparison_can_fail(folders, family, monkeypatch):
+    """A hidden previous key moves the logits of every family far beyond the bound."""
+
+    def hide_previous(seq_len, query_len, first, window, device):
+        queries = torch.arange(seq_len, seq_len + query_len)[:, None]
+        keys = torch.arange(first, seq_len + query_len)
+        seen = (keys <= queries) & (keys != queries - 1)
+        return seen & (keys > queries - window) if window else seen
+
+    monkeypatch.setattr(reference, "_visible", hide_previous)
+    expected = torch.load(folders[family] / EXPECTED, weights_only=False)
+    feeder = Feeder(load_executor(folders[family]))
+
+    logits = forced_logits(feeder, expected.texts)
+
+    assert error_in_std(logits, expected.logits) > 100 * BOUND
+
+
+@pytest.mark.parametrize("family", CUT)
+def test_a_rank_never_holds_the_full_weights(alone, on_two, family):
+    whole = alone[family]
+    for rank in on_two[family]:
+        assert rank.parameter_bytes < 0.7 * whole.parameter_bytes
+        assert rank.read_bytes < 0.7 * whole.read_bytes
+
+
+def test_kv_heads_are_split_or_replicated(on_two):
+    assert [rank.kv_heads for rank in on_two["llama"]] == [[1, 1, 1]] * 2
+    assert [rank.kv_heads for rank in on_two["llama-one-kv-head"]] == [[1, 1, 1]] * 2
+
+
+@pytest.mark.parametrize(
+    ("family", "tp", "changes", "sentence"),
+    [
+        ("gpt2", 2, {}, "GPT2LMHeadModel has no tensor-parallel plan: serve it with --tp 1"),
+        (
+            "llama",
+            3,
+            {},
+            "4 attention heads can't be split over tp=3 ranks: use a tp that divides 4",
+        ),
+        (
+            "llama",
+            4,
+            {"intermediate_size": 98},
+            "model.layers.0.mlp.gate_proj: 98 outputs can't be split over tp=4 ranks: "
+            "use a tp that divides 98",
+        ),
+        (
+            "llama",
+            4,
+            {"num_attention_heads": 12, "num_key_value_heads": 3, "head_dim": 4, "hidden_size": 48},
+            "3 KV heads can't be split over tp=4 ranks: use a tp that divides 3 "
+            "or is a multiple of it",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(tmp_path, family, tp, changes, sentence):
+    folder = save_tiny_model(tmp_path, family, **changes)
+
+    with pytest.raises(ModelError) as refused:
+        load_executor(folder, TensorParallel(Topology(tp=tp), 0, None))
+
+    assert str(refused.value) == sentence

@@ -1,0 +1,216 @@
+"""Checkpoints that can't be served are refused by name before any weight is read."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.tiny_models import load_executor, save_tiny_model
+from workers.errors import ModelError
+
+pytestmark = pytest.mark.cpu
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_tiny_model(tmp_path / "llama", "llama")
+
+
+@pytest.fixture
+def parted(tmp_path):
+    folder = save_tiny_model(tmp_path / "llama", "llama", shard_size="200KB")
+    assert (folder / INDEX).is_file()
+    return folder
+
+
+def refusal(folder: Path) -> str:
+    reports: list[tuple[int, int]] = []
+    with pytest.raises(ModelError) as refused:
+        load_executor(folder, on_progress=lambda *report: reports.append(report))
+    assert reports == []
+    return str(refused.value)
+
+
+def change_tensors(folder: Path, **tensors: torch.Tensor | None) -> None:
+    stored = load_file(folder / SINGLE) | tensors
+    save_file(
+        {name: tensor for name, tensor in stored.items() if tensor is not None}, folder / SINGLE
+    )
+
+
+def change_config(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def test_parts_load_like_one_file(parted):
+    assert load_executor(parted).spec.parameter_bytes > 0
+
+
+def test_an_unknown_folder(tmp_path):
+    assert refusal(tmp_path / "none") == f"model folder {tmp_path / 'none'} doesn't exist"
+
+
+def test_no_config(folder):
+    (folder / "config.json").unlink()
+
+    assert refusal(folder).startswith(f"{folder / 'config.json'} is missing")
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "\x00", '{"model_type": "none-such"}'])
+def test_an_unreadable_config(folder, content):
+    (folder / "config.json").write_text(content)
+
+    assert str(folder / "config.json") in refusal(folder)
+
+
+def test_a_model_that_generates_no_text(folder):
+    change_config(folder, model_type="vit")
+
+    assert "'vit' has no causal language model" in refusal(folder)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_positions_that_depend_on_batch_mates(folder, kind):
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    if kind == "longrope":
+        rope |= {"short_factor": [1.0] * 8, "long_factor": [1.0] * 8}
+    change_config(folder, rope_parameters=rope)
+
+    assert f"rope_type '{kind}' isn't served" in refusal(folder)
+
+
+def test_a_quantised_checkpoint(folder):
+    change_config(folder, quantization_config={"quant_method": "fp8"})
+
+    assert "quantization_config isn't built" in refusal(folder)
+
+
+def test_no_weights(folder):
+    (folder / SINGLE).unlink()
+
+    assert refusal(folder) == f"{folder} has neither {SINGLE} nor {INDEX}"
+
+
+def test_weights_of_the_old_kind(folder):
+    (folder / SINGLE).rename(folder / "pytorch_model.bin")
+
+    assert refusal(folder).endswith("convert pytorch_model.bin to safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_a_truncated_file(folder, size):
+    path = folder / SINGLE
+    content = path.read_bytes()
+    path.write_bytes(content[:size])
+
+    message = refusal(folder)
+
+    assert str(path) in message
+    assert "truncated" in message
+
+
+def test_a_damaged_header(folder):
+    path = folder / SINGLE
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + b"!" + content[9:])
+
+    assert refusal(folder) == f"{path} isn't safetensors: its header can't be read"
+
+
+def test_a_missing_part(parted):
+    part = next(parted.glob("model-00002*"))
+    part.unlink()
+
+    assert refusal(parted) == f"{part} is missing: {INDEX} names it"
+
+
+def test_an_index_that_leads_outside(parted):
+    path = parted / INDEX
+    index = json.loads(path.read_text())
+    index["weight_map"]["lm_head.weight"] = "../secret.safetensors"
+    path.write_text(json.dumps(index))
+
+    assert "must be a file of the same folder" in refusal(parted)
+
+
+def test_an_index_that_names_a_tensor_its_file_lacks(parted):
+    path = parted / INDEX
+    index = json.loads(path.read_text())
+    index["weight_map"]["extra"] = index["weight_map"]["lm_head.weight"]
+    path.write_text(json.dumps(index))
+
+    assert "lacks tensor extra" in refusal(parted)
+
+
+def test_a_missing_tensor(folder):
+    change_tensors(folder, **{"model.norm.weight": None})
+
+    assert refusal(folder) == f"the checkpoint in {folder} lacks model.norm.weight"
+
+
+def test_a_tensor_of_another_shape(folder):
+    change_tensors(folder, **{"model.norm.weight": torch.zeros(65)})
+
+    message = refusal(folder)
+
+    assert "model.norm.weight has shape [65], but config.json makes it [64]" in message
+    assert str(folder / SINGLE) in message
+
+
+def test_an_unknown_tensor(folder):
+    change_tensors(folder, **{"model.layers.0.lora.weight": torch.zeros(2)})
+
+    assert "doesn't know: model.layers.0.lora.weight" in refusal(folder)
+
+
+def test_a_tensor_that_holds_no_numbers_of_ours(folder):
+    change_tensors(folder, **{"model.norm.weight": torch.zeros(64, dtype=torch.int8)})
+
+    assert "model.norm.weight is stored as I8, must be one of F64, F32, F16, BF16" in refusal(
+        folder
+    )
+
+
+def test_stored_frequencies_are_left_aside(folder):
+    change_tensors(folder, **{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})
+
+    assert load_executor(folder).spec.architecture == "LlamaForCausalLM"
+
+
+def test_a_tied_head_is_stored_once_or_twice(tmp_path):
+    folder = save_tiny_model(tmp_path, "llama-biased")
+    assert "lm_head.weight" not in load_file(folder / SINGLE)
+    once = load_executor(folder).spec
+
+    change_tensors(
+        folder, **{"lm_head.weight": load_file(folder / SINGLE)["model.embed_tokens.weight"]}
+    )
+
+    assert load_executor(folder).spec.parameter_bytes == once.parameter_bytes
+
+
+def test_progress_counts_bytes_up_to_the_total_known_before(folder):
+    reports: list[tuple[int, int]] = []
+
+    executor = load_executor(folder, on_progress=lambda *report: reports.append(report))
+
+    loaded, totals = zip(*reports, strict=True)
+    assert loaded[0] == 0
+    assert list(loaded) == sorted(set(loaded))
+    assert set(totals) == {executor.spec.parameter_bytes} == {loaded[-1]}
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(5, (5,)), ([5, 6], (5, 6)), (None, ())])
+def test_end_of_text_ids(folder, ids, expected):
+    change_config(folder, eos_token_id=9)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    assert load_executor(folder).spec.eos_token_ids == expected
+
+    (folder / "generation_config.json").unlink()
+    assert load_executor(folder).spec.eos_token_ids == (9,)

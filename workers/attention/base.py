@@ -1,0 +1,82 @@
+"""What attention backends take, and the step's metadata that they share."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.batch import Batch
+from workers.kv_cache import LayerCache
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionMetadata:
+    """One step for the layers of one cache group; tensors on the device."""
+
+    seq_lens: torch.Tensor  # [S] int32, tokens in the cache before the step
+    query_lens: torch.Tensor  # [S] int32, tokens fed
+    query_starts: torch.Tensor  # [S + 1] int32, first row of each sequence in T
+    block_tables: torch.Tensor  # [S, max_blocks] int32, padded
+    slots: torch.Tensor  # [T] int64, where each token's K and V go
+    extents: tuple[tuple[int, int], ...]  # [S] (seq_len, query_len), for loops on the host
+
+
+class AttentionBackend(Protocol):
+    """Writes this step's K and V to their slots, then attends through the block tables."""
+
+    name: str
+    block_size_multiple: int  # block sizes it takes are multiples of this
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: LayerCache,
+        metadata: AttentionMetadata,
+        *,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> torch.Tensor:
+        """Causal attention, aligned bottom right: the last query sees all keys.
+
+        query [T, Hq, K], key [T, H, K], value [T, H, V], Hq a multiple of H; returns [T, Hq, V],
+        contiguous. A query sees the `window` last tokens, itself included, 0: all. Scores become
+        softcap * tanh(scores / softcap) unless softcap is 0.
+        """
+        ...
+
+
+def build_metadata(
+    batch: Batch, *, block_size: int, device: torch.device
+) -> tuple[AttentionMetadata, ...]:
+    """One entry per cache group of the batch."""
+    num_sequences = len(batch.sequence_ids)
+    query_lens = batch.query_lens.to(torch.int64)
+    starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
+    starts[1:] = query_lens.cumsum(0)
+    sequence = torch.repeat_interleave(torch.arange(num_sequences), query_lens)  # [T]
+    positions = batch.positions.to(torch.int64)
+    extents = tuple(zip(batch.seq_lens.tolist(), batch.query_lens.tolist(), strict=True))
+    seq_lens, fed, query_starts = (
+        tensor.to(device) for tensor in (batch.seq_lens, batch.query_lens, starts)
+    )
+    return tuple(
+        AttentionMetadata(
+            seq_lens=seq_lens,
+            query_lens=fed,
+            query_starts=query_starts,
+            block_tables=tables.block_ids.to(device),
+            slots=_slots(tables.block_ids, sequence, positions, block_size).to(device),
+            extents=extents,
+        )
+        for tables in batch.block_tables
+    )
+
+
+def _slots(
+    tables: torch.Tensor, sequence: torch.Tensor, positions: torch.Tensor, block_size: int
+) -> torch.Tensor:
+    blocks = tables[sequence, positions // block_size].to(torch.int64)
+    return blocks * block_size + positions % block_size

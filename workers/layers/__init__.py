@@ -1,0 +1,1 @@
+"""What replaces a model's own linears, embedding and attention."""

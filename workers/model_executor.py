@@ -1,0 +1,284 @@
+"""Loads one rank's part of a model and runs steps on it.
+
+It always sees the whole step and remembers no sequence: only weights and the KV cache last.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter_ns
+
+import torch
+from transformers import PreTrainedModel
+
+from workers import kv_cache
+from workers.attention.base import AttentionBackend, build_metadata
+from workers.attention.reference import ReferenceAttention
+from workers.batch import Batch
+from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
+from workers.errors import CacheError, ModelError, StepError
+from workers.layers.paged_attention import AttentionCall, AttentionPass, ProbePass, StepPass
+from workers.loader import load_weights, match_names, read_checkpoint
+from workers.models import build
+from workers.models.sharding import num_heads, shard_model
+from workers.parallel import TensorParallel
+from workers.sampler import Sampler, SamplingRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimings:
+    """Microseconds on the host's clock; on a GPU the forward pass is only enqueued."""
+
+    forward_us: int
+    sample_us: int
+
+
+class ModelExecutor:
+    """One rank's model. All calls come from one thread."""
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        parallel: TensorParallel,
+        on_progress: Callable[[int, int], None],
+    ) -> None:
+        """Builds and loads; `on_progress` hears (bytes read, bytes in all) of this rank's part.
+
+        Raises ModelError: the model or its files can't be served so.
+        """
+        torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
+        self.timings = StepTimings(0, 0)  # of the last step
+        self._parallel = parallel
+        self._local_world_size = config.local_world_size
+        self._device = _device(config)
+        self._backend = _attention_backend(config.attention)
+        self._sampler = Sampler()
+        self._layout: CacheLayout | None = None
+        self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
+        self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
+
+        folder = Path(config.model_path)
+        model_config = build.read_config(folder)
+        self._dtype = build.resolve_dtype(config.dtype, model_config)
+        self._reach = build.max_model_len(model_config)
+        self._model = build.build_model(model_config, self._dtype)
+        shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        self._vocab_size = shapes[_head_name(self._model)][0]
+        sources = match_names(self._model, shapes, read_checkpoint(folder), folder)
+        shards = shard_model(self._model, parallel)
+        load_weights(
+            self._model,
+            sources,
+            shards,
+            dtype=self._dtype,
+            device=self._device,
+            on_progress=on_progress,
+        )
+        build.initialize_buffers(self._model, self._device)
+        self._calls = self._probe()
+        self.spec = self._describe(build.eos_token_ids(folder, model_config))
+
+    def allocate_cache(self, layout: CacheLayout) -> int:
+        """Makes the KV cache and returns its bytes.
+
+        Raises CacheError: it doesn't fit the memory, the model or the attention backend.
+        """
+        multiple = self._backend.block_size_multiple
+        if layout.block_size % multiple:
+            raise CacheError(
+                f"block_size={layout.block_size} must be a multiple of {multiple} "
+                f"for attention backend {self._backend.name}"
+            )
+        self._layout, self._caches = None, ()
+        self._caches, cache_bytes = kv_cache.allocate(
+            self.spec.layers,
+            layout,
+            dtype=self._dtype,
+            device=self._device,
+            available_bytes=kv_cache.available_memory(self._device, self._local_world_size),
+        )
+        self._layout = layout
+        group_of = {layer: group for group, layers in enumerate(layout.groups) for layer in layers}
+        self._group_of = tuple(group_of[layer] for layer in range(len(self._calls)))
+        return cache_bytes
+
+    def execute_model(self, batch: Batch) -> dict[int, int]:
+        """Runs one step: sequence id -> token id of the sampled rows; {} where this rank doesn't.
+
+        Raises StepError: the batch doesn't fit the model or its cache; nothing ran.
+        """
+        start = perf_counter_ns()
+        logits = self.compute_logits(batch)
+        forward_end = perf_counter_ns()
+        tokens = {} if logits is None else self._sample(logits, batch)
+        sample_end = perf_counter_ns()
+        self.timings = StepTimings(
+            (forward_end - start) // 1000, (sample_end - forward_end) // 1000
+        )
+        return tokens
+
+    @torch.inference_mode()
+    def compute_logits(self, batch: Batch) -> torch.Tensor | None:
+        """Runs the forward pass; logits [R, V] float32 on the sampler's rank, None on the others.
+
+        Raises StepError, as execute_model.
+        """
+        layout = self._check(batch)
+        metadata = build_metadata(batch, block_size=layout.block_size, device=self._device)
+        step = StepPass(
+            self._calls,
+            self._caches,
+            [metadata[group] for group in self._group_of],
+            self._backend,
+        )
+        logits = self._forward(batch.input_ids, batch.positions, batch.sample_index, step)
+        step.finish()
+        if len(batch.sample_index) == 0:
+            return None
+        joined = self._parallel.gather_to_sampler(logits)
+        return None if joined is None else joined[:, : self._vocab_size].float()
+
+    @torch.inference_mode()
+    def _sample(self, logits: torch.Tensor, batch: Batch) -> dict[int, int]:
+        row = batch.sample_sequence.long()
+        sequence_ids = tuple(batch.sequence_ids[sequence] for sequence in row.tolist())
+        rows = SamplingRows(
+            sequence_ids=sequence_ids,
+            positions=batch.positions[batch.sample_index.long()].long() + 1,
+            temperature=batch.temperature[row],
+            top_k=batch.top_k[row],
+            top_p=batch.top_p[row],
+            seed=batch.seed[row],
+        )
+        return dict(zip(sequence_ids, self._sampler.sample(logits, rows).tolist(), strict=True))
+
+    def _forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        sample_index: torch.Tensor,
+        attention: AttentionPass,
+    ) -> torch.Tensor:
+        """[T], [T], [R] -> this rank's logits [R, vocabulary part]."""
+        ids = input_ids.to(self._device, torch.int64).unsqueeze(0)
+        output = self._model(
+            input_ids=ids,
+            # Without a mask transformers would guess from the positions where sequences begin.
+            attention_mask=torch.ones_like(ids, dtype=torch.bool),
+            position_ids=positions.to(self._device, torch.int64).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=sample_index.to(self._device, torch.int64),
+            lockstep=attention,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    @torch.inference_mode()
+    def _probe(self) -> tuple[AttentionCall, ...]:
+        """Learns the attention calls from a forward pass of three tokens."""
+        kind = type(self._model).__name__
+        probe = ProbePass(self._reach)
+        tokens = torch.zeros(3, dtype=torch.int64)
+        try:
+            logits = self._forward(tokens, torch.arange(3), torch.tensor([2]), probe)
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise ModelError(
+                f"{kind} doesn't run on paged attention at tp={self._parallel.size}: {error}"
+            ) from error
+        layers = self._model.config.get_text_config().num_hidden_layers
+        if len(probe.calls) < layers:
+            raise ModelError(
+                f"{kind} calls attention {len(probe.calls)} times for {layers} layers: models "
+                "with recurrent layers or attention code of their own aren't served"
+            )
+        if logits.shape[0] != 1:
+            raise ModelError(f"{kind} doesn't let the rows be chosen that get logits")
+        if self._parallel.size > 1:
+            self._check_cut(probe.calls)
+        return tuple(probe.calls)
+
+    def _check_cut(self, calls: Sequence[AttentionCall]) -> None:
+        kind, whole = type(self._model).__name__, num_heads(self._model)
+        for call in calls:
+            if call.num_heads * self._parallel.size != whole:
+                raise ModelError(
+                    f"{kind}: its tensor-parallel plan puts {call.num_heads} of {whole} attention "
+                    f"heads on each of {self._parallel.size} ranks: serve it with --tp 1"
+                )
+
+    def _describe(self, eos_token_ids: tuple[int, ...]) -> ModelSpec:
+        parameters = self._model.parameters()
+        return ModelSpec(
+            architecture=type(self._model).__name__,
+            vocab_size=self._vocab_size,
+            max_model_len=self._reach,
+            eos_token_ids=eos_token_ids,
+            layers=tuple(
+                LayerCacheSpec(
+                    window=call.window,
+                    num_kv_heads=call.num_kv_heads,
+                    k_dim=call.k_dim,
+                    v_dim=call.v_dim,
+                    element_bytes=self._dtype.itemsize,
+                )
+                for call in self._calls
+            ),
+            available_memory_bytes=kv_cache.available_memory(self._device, self._local_world_size),
+            block_size_multiple=self._backend.block_size_multiple,
+            parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+            attention=self._backend.name,
+        )
+
+    def _check(self, batch: Batch) -> CacheLayout:
+        """Ids that point outside would read foreign memory on a GPU."""
+        layout = self._layout
+        if layout is None:
+            raise StepError("the KV cache isn't allocated: AllocateCache comes before Execute")
+        if len(batch.block_tables) != len(layout.groups):
+            raise StepError(
+                f"{len(batch.block_tables)} block tables must be {len(layout.groups)}, "
+                "one per cache group"
+            )
+        _check_range("input_ids", batch.input_ids, self._vocab_size)
+        _check_range("positions", batch.positions, self._reach)
+        _check_range("sample_index", batch.sample_index, len(batch.input_ids))
+        for tables in batch.block_tables:
+            _check_range("block_ids", tables.block_ids, layout.num_blocks)
+        return layout
+
+
+def default_threads(local_world_size: int) -> int:
+    """A rank's share of the cores that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
+
+
+def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
+    if values.numel() == 0:
+        return
+    low, high = (int(extreme) for extreme in values.aminmax())
+    if low < 0 or high >= limit:
+        raise StepError(f"{name} from {low} to {high} must be in [0, {limit})")
+
+
+def _head_name(model: PreTrainedModel) -> str:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if head is None:
+        raise ModelError(f"{type(model).__name__} has no head over the vocabulary")
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
+
+
+def _device(config: WorkerConfig) -> torch.device:
+    if config.device == "cpu":
+        return torch.device("cpu")
+    if config.device != "cuda":
+        raise ModelError(f"device={config.device} must be cpu or cuda")
+    if not torch.cuda.is_available():
+        raise ModelError("device=cuda, but torch finds no CUDA device: use device=cpu")
+    return torch.device("cuda", config.rank % torch.cuda.device_count())
+
+
+def _attention_backend(name: str) -> AttentionBackend:
+    if name not in ("auto", ReferenceAttention.name):
+        raise ModelError(f"attention={name} must be auto or {ReferenceAttention.name}")
+    return ReferenceAttention()

@@ -1,0 +1,1 @@
+"""Models of the transformers library, built without weights and cut into shards."""
