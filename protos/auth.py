@@ -1,0 +1,103 @@
+"""The bearer token that every port of ours asks for, for both kinds of gRPC server.
+
+A call without the metadata `authorization: Bearer <token>` is refused with UNAUTHENTICATED, before
+any of its messages is read.
+"""
+
+import hmac
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
+
+import grpc
+import grpc.aio
+
+HEADER = "authorization"
+
+Metadata = tuple[tuple[str, str], ...]
+
+
+def bearer(token: str) -> Metadata:
+    """The metadata that a client sends with each call.
+
+    Raises ValueError: the token isn't printable ASCII, which gRPC could not send.
+    """
+    _check(token)
+    return ((HEADER, f"Bearer {token}"),)
+
+
+class TokenInterceptor(grpc.ServerInterceptor):
+    """For `grpc.server`. Calls under a prefix in `exempt`, as `/grpc.health.v1.Health/`, pass.
+
+    Raises ValueError: the token is empty or can't be sent.
+    """
+
+    def __init__(self, token: str, exempt: frozenset[str] = frozenset()) -> None:
+        self._gate = _Gate(token, exempt)
+        self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], grpc.RpcMethodHandler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler | None:
+        if self._gate.admits(handler_call_details):
+            return continuation(handler_call_details)
+        return self._refusal
+
+
+class AioTokenInterceptor(grpc.aio.ServerInterceptor):
+    """For `grpc.aio.server`; as TokenInterceptor."""
+
+    def __init__(self, token: str, exempt: frozenset[str] = frozenset()) -> None:
+        self._gate = _Gate(token, exempt)
+        self._refusal = grpc.stream_stream_rpc_method_handler(_aio_refuse)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler:
+        if self._gate.admits(handler_call_details):
+            return await continuation(handler_call_details)
+        return self._refusal
+
+
+class _Gate:
+    def __init__(self, token: str, exempt: frozenset[str]) -> None:
+        self._expected = bearer(token)[0][1].encode()
+        self._exempt = tuple(exempt)
+
+    def admits(self, call: grpc.HandlerCallDetails) -> bool:
+        if self._exempt and call.method.startswith(self._exempt):
+            return True
+        return any(
+            hmac.compare_digest(value.encode(), self._expected)
+            for key, value in _text_entries(call.invocation_metadata)
+            if key == HEADER
+        )
+
+
+def _text_entries(metadata: Sequence[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:
+    for key, value in metadata:
+        if isinstance(value, str):
+            yield key, value
+
+
+def _check(token: str) -> None:
+    if not token:
+        raise ValueError("token is empty: a port without a token would be open to everyone")
+    if not (token.isascii() and token.isprintable()) or token != token.strip():
+        raise ValueError("token must be printable ASCII without space at its ends")
+
+
+_MESSAGE = "this call needs the metadata `authorization: Bearer <token>` with the right token"
+
+
+# A stream handler for calls of every kind: a unary handler would first wait for the caller's
+# message, and a stranger who never sends one would hold a thread of the server.
+def _refuse(requests: Iterator[Any], context: grpc.ServicerContext) -> None:
+    context.abort(grpc.StatusCode.UNAUTHENTICATED, _MESSAGE)
+
+
+async def _aio_refuse(requests: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, _MESSAGE)

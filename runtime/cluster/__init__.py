@@ -1,0 +1,1 @@
+"""Where the ranks run: launching them, loading the model, learning of their death."""

@@ -1,0 +1,255 @@
+"""The ranks of one epoch: their start, and what the driver holds of them afterwards."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Self
+
+from protos import worker_pb2
+from runtime.cluster.base import Launcher, WorkerAddress
+from runtime.cluster.loaded_model import LoadedModel, loaded_model
+from runtime.cluster.local_launcher import LocalLauncher
+from runtime.cluster.worker_client import Reply, WorkerClient
+from runtime.config import EngineConfig
+from runtime.errors import LockstepError, WorkerError
+from runtime.executor.grpc_executor import GrpcExecutor
+from runtime.scheduling.cache_layout import CacheLayout
+
+__all__ = ["LoadedModel", "WorkerGroup", "start_workers"]
+
+logger = logging.getLogger(__name__)
+
+# A rank that lost its peer, or a broken connection, may be known before the end that caused it.
+DEATH_GRACE_S = 1.0
+
+OnProgress = Callable[[int, int], None]  # bytes loaded and to load, of all ranks
+
+
+def start_workers(
+    config: EngineConfig, model_path: str, *, epoch: int, on_progress: OnProgress
+) -> "WorkerGroup":
+    """Starts `config.tp` workers and loads the model in `model_path`, a folder on every node.
+
+    Raises ConfigError: the model or the options can't be served, in the worker's words. Raises
+    WorkerError: a rank died, hung past startup_timeout_s, or loaded another model than the others.
+    On any error, an interrupt included, everything that was started is ended again.
+    """
+    token = secrets.token_hex(32)
+    deadline = time.monotonic() + config.startup_timeout_s
+    with ExitStack() as stack:
+        launcher = _make_launcher(config, token)
+        stack.callback(launcher.close)
+        addresses = launcher.launch(config.tp)
+        group = WorkerGroup(config, launcher, addresses, token=token, epoch=epoch)
+        stack.callback(group.close)
+        group.load(model_path, deadline, on_progress)
+        stack.pop_all()
+        return group
+
+
+class WorkerGroup:
+    """Workers that have loaded one model. `close` ends them, as does leaving it as a context."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        launcher: Launcher,
+        addresses: Sequence[WorkerAddress],
+        *,
+        token: str,
+        epoch: int,
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._addresses = addresses
+        self._token = token
+        self._epoch = epoch
+        self._clients = [WorkerClient(each, token=token, epoch=epoch) for each in addresses]
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._cleanup = ExitStack()  # what `close` does, last first
+        self._cleanup.callback(launcher.close)
+        for client in self._clients:
+            self._cleanup.callback(client.close)
+        self._cleanup.callback(self._ask_to_shut_down)
+        self._has_lost = False
+        self._lost: Future[tuple[int, str]] = Future()  # rank and cause of the first death
+        self._spec: LoadedModel | None = None
+
+    @property
+    def spec(self) -> LoadedModel:
+        """What the ranks have loaded."""
+        if self._spec is None:
+            raise RuntimeError("spec was asked for before load")
+        return self._spec
+
+    def load(self, model_path: str, deadline: float, on_progress: OnProgress) -> None:
+        """Has the ranks find each other and load; called once, by start_workers."""
+        replies: SimpleQueue[tuple[int, Reply]] = SimpleQueue()
+        self._launcher.watch(self._on_death)
+        self.on_lost(lambda error: replies.put((-1, error)))
+        try:
+            port = 0
+            if self._config.tp > 1:
+                port = self._clients[0].open_rendezvous(self._config.tp, _remaining(deadline))
+            for client in self._clients:
+                request = self._initialize_request(client.address, model_path, port)
+                client.initialize(request, lambda rank, reply: replies.put((rank, reply)))
+            self._spec = loaded_model(self._collect_specs(replies, deadline, on_progress))
+        except WorkerError:
+            self._raise_death()
+            raise
+
+    def allocate_cache(self, layout: CacheLayout) -> None:
+        """Allocates the KV cache on every rank.
+
+        Raises ConfigError: it doesn't fit on a rank. Raises WorkerError: a rank died or was late.
+        """
+        request = worker_pb2.AllocateCacheRequest(
+            epoch=self._epoch,
+            block_size=layout.block_size,
+            num_blocks=layout.num_blocks,
+            groups=[worker_pb2.CacheGroup(layers=group.layers) for group in layout.groups],
+        )
+        timeout_s = self._config.startup_timeout_s
+        waits = [client.allocate_cache(request, timeout_s) for client in self._clients]
+        try:
+            for wait in waits:
+                wait()
+        except WorkerError:
+            self._raise_death()
+            raise
+
+    def executor(self) -> GrpcExecutor:
+        """Runs steps on the ranks. Its `close` ends its streams; this group's ends the ranks."""
+        executor = GrpcExecutor(
+            [client.channel for client in self._clients],
+            token=self._token,
+            epoch=self._epoch,
+            step_timeout_s=self._config.step_timeout_s,
+            check_ranks=self._config.check_ranks,
+        )
+        self._cleanup.callback(executor.close)
+        self._lost.add_done_callback(lambda lost: executor.fail(*lost.result()))
+        return executor
+
+    def on_lost(self, callback: Callable[[WorkerError], None]) -> None:
+        """Calls `callback` once a rank died, also while no step runs; from any thread.
+
+        At once where one has died already; never for ranks that `close` ends.
+        """
+        self._lost.add_done_callback(lambda lost: callback(_death(*lost.result())))
+
+    def close(self) -> None:
+        """Ends everything in a few seconds. May be called twice."""
+        self._closing.set()
+        self._cleanup.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _initialize_request(
+        self, address: WorkerAddress, model_path: str, rendezvous_port: int
+    ) -> worker_pb2.InitializeRequest:
+        config = self._config
+        return worker_pb2.InitializeRequest(
+            epoch=self._epoch,
+            rank=address.rank,
+            tp_size=config.tp,
+            rendezvous_host=self._addresses[0].host,
+            rendezvous_port=rendezvous_port,
+            model_path=model_path,
+            dtype=config.dtype,
+            device=config.device,
+            attention=config.attention,
+            num_threads=config.threads_per_rank,
+            local_world_size=sum(other.node == address.node for other in self._addresses),
+        )
+
+    def _collect_specs(
+        self, replies: "SimpleQueue[tuple[int, Reply]]", deadline: float, on_progress: OnProgress
+    ) -> list[worker_pb2.ModelSpec]:
+        specs: dict[int, worker_pb2.ModelSpec] = {}
+        progress: dict[int, worker_pb2.LoadProgress] = {}
+        ranks = range(len(self._clients))
+        while len(specs) < len(ranks):
+            try:
+                rank, reply = replies.get(timeout=_remaining(deadline))
+            except Empty:
+                late = ", ".join(str(rank) for rank in ranks if rank not in specs)
+                raise WorkerError(
+                    f"rank {late} did not load the model within "
+                    f"startup_timeout_s={self._config.startup_timeout_s:g}"
+                ) from None
+            if isinstance(reply, LockstepError):
+                raise reply
+            if reply.HasField("spec"):
+                specs[rank] = reply.spec
+                continue
+            progress[rank] = reply.progress
+            # Not before all have told their share: the total would grow under the user's eyes.
+            if len(progress) == len(ranks):
+                on_progress(
+                    sum(each.loaded_bytes for each in progress.values()),
+                    sum(each.total_bytes for each in progress.values()),
+                )
+        return [specs[rank] for rank in ranks]
+
+    def _on_death(self, rank: int, cause: str) -> None:
+        with self._lock:
+            if self._closing.is_set() or self._has_lost:
+                return
+            self._has_lost = True
+        logger.error("rank %d is gone: %s", rank, cause)
+        self._lost.set_result((rank, cause))
+
+    def _raise_death(self) -> None:
+        """Raises the death of a rank instead of what followed from it."""
+        try:
+            rank, cause = self._lost.result(DEATH_GRACE_S)
+        except TimeoutError:
+            return
+        raise _death(rank, cause)
+
+    def _ask_to_shut_down(self) -> None:
+        for client, future in [(client, client.shutdown()) for client in self._clients]:
+            error = future.exception()
+            if error is not None:
+                # It may be dead already; the launcher ends it in any case.
+                logger.debug("rank %d did not shut down: %s", client.address.rank, error.code())
+
+
+def _make_launcher(config: EngineConfig, token: str) -> Launcher:
+    if config.launcher == "local":
+        return LocalLauncher(token=token, startup_timeout_s=config.startup_timeout_s)
+    # Here, not above: local workers need no Ray, and importing it takes a while.
+    from runtime.cluster.ray_launcher import RayLauncher
+
+    return RayLauncher(
+        token=token,
+        address=config.ray_address,
+        device=config.device,
+        startup_timeout_s=config.startup_timeout_s,
+    )
+
+
+def _death(rank: int, cause: str) -> WorkerError:
+    return WorkerError(f"rank {rank} is gone: {cause}")
+
+
+def _remaining(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())

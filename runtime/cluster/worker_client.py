@@ -1,0 +1,105 @@
+"""The driver's end of one worker's service, but for the steps."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from protos import worker_pb2, worker_pb2_grpc
+from protos.auth import bearer
+from runtime.cluster.base import WorkerAddress
+from runtime.errors import ConfigError, LockstepError, WorkerError
+
+SHUTDOWN_TIMEOUT_S = 2.0
+
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # An idle node that is lost closes no connection: only unanswered pings tell of it.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # Workers are reached directly, whatever the environment says of proxies.
+    ("grpc.enable_http_proxy", 0),
+)
+
+# What the operator can change, by the worker's words; any other status is a fault of the worker.
+CONFIG_STATUSES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+Reply = worker_pb2.InitializeReply | LockstepError
+
+
+class WorkerClient:
+    """One rank of an epoch.
+
+    Its errors are ConfigError, in the worker's words, for what the operator can change, else
+    WorkerError with rank, call, status and the worker's words.
+    """
+
+    def __init__(self, address: WorkerAddress, *, token: str, epoch: int) -> None:
+        self.address = address
+        self.channel = grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        self._epoch = epoch
+        self._metadata = bearer(token)
+        self._stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def open_rendezvous(self, world_size: int, timeout_s: float) -> int:
+        """Returns the store's port."""
+        request = worker_pb2.OpenRendezvousRequest(epoch=self._epoch, world_size=world_size)
+        try:
+            reply = self._stub.OpenRendezvous(request, timeout=timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise self._translated("OpenRendezvous", error) from error
+        return int(reply.port)
+
+    def initialize(
+        self, request: worker_pb2.InitializeRequest, on_reply: Callable[[int, Reply], None]
+    ) -> None:
+        """Calls `on_reply` with the rank for each reply, or for the error that ends them.
+
+        From a thread of its own; returns at once.
+        """
+        call = self._stub.Initialize(request, metadata=self._metadata)
+
+        def read() -> None:
+            try:
+                for reply in call:
+                    on_reply(self.address.rank, reply)
+            except grpc.RpcError as error:
+                on_reply(self.address.rank, self._translated("Initialize", error))
+
+        name = f"rank-{self.address.rank}-initialize"
+        threading.Thread(target=read, name=name, daemon=True).start()
+
+    def allocate_cache(
+        self, request: worker_pb2.AllocateCacheRequest, timeout_s: float
+    ) -> Callable[[], None]:
+        """Starts the call; what is returned waits for its end and raises its error."""
+        call = self._stub.AllocateCache.future(request, timeout=timeout_s, metadata=self._metadata)
+
+        def wait() -> None:
+            try:
+                call.result()
+            except grpc.RpcError as error:
+                raise self._translated("AllocateCache", error) from error
+
+        return wait
+
+    def shutdown(self) -> Any:
+        """Starts the call; the future has an exception where the worker didn't answer in time."""
+        request = worker_pb2.ShutdownRequest(epoch=self._epoch)
+        return self._stub.Shutdown.future(
+            request, timeout=SHUTDOWN_TIMEOUT_S, metadata=self._metadata
+        )
+
+    def close(self) -> None:
+        """Ends the calls that still run."""
+        self.channel.close()
+
+    def _translated(self, call: str, error: grpc.RpcError) -> LockstepError:
+        code, details = error.code(), error.details()
+        if code in CONFIG_STATUSES:
+            return ConfigError(details)
+        return WorkerError(f"rank {self.address.rank} failed in {call}: {code.name}: {details}")

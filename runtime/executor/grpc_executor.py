@@ -1,0 +1,192 @@
+"""Runs steps on ranks behind gRPC: one ordered bidirectional stream per rank."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+import grpc
+
+from protos import worker_pb2
+from protos.auth import bearer
+from runtime.errors import WorkerError
+from runtime.executor.codec import decode_result, encode_step
+from runtime.scheduling.step_plan import StepPlan, StepResult
+
+EXECUTE = "/lockstep.worker.v1.Worker/Execute"
+CAUSES_GRACE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """The rank's stream ended, or the rank is known to be gone."""
+
+    cause: str
+
+
+_Event = tuple[int, worker_pb2.StepReply | _Broken]  # with the rank it is from
+
+
+class GrpcExecutor:
+    """Sends each step to every rank, encoded once, and waits for all replies.
+
+    `channels` are in the order of ranks and stay their owner's. `execute` is called from one
+    thread; `fail` and `close` from any.
+    """
+
+    def __init__(
+        self,
+        channels: Sequence[grpc.Channel],
+        *,
+        token: str,
+        epoch: int,
+        step_timeout_s: float,
+        check_ranks: bool,
+    ) -> None:
+        self._epoch = epoch
+        self._step_timeout_s = step_timeout_s
+        self._check_ranks = check_ranks
+        self._failure: WorkerError | None = None
+        self._closed = threading.Event()
+        self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._streams = [
+            _Stream(rank, channel, token, self._events) for rank, channel in enumerate(channels)
+        ]
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Raises WorkerError: a rank's stream broke, it was late, or the ranks disagree.
+
+        The message names rank, step and cause. It comes as soon as one rank failed, though others
+        may still be computing, and again at every later call.
+        """
+        if self._failure is not None:
+            raise WorkerError(str(self._failure)) from self._failure
+        deadline = time.monotonic() + self._step_timeout_s
+        message = encode_step(plan, epoch=self._epoch, return_input_hash=self._check_ranks)
+        for stream in self._streams:
+            stream.send(message)
+        try:
+            replies = self._collect(plan.step_id, deadline)
+            if self._check_ranks:
+                _check_hashes(plan.step_id, replies)
+            return _result_of(replies[0])
+        except WorkerError as error:
+            self._failure = error
+            self._cancel()
+            raise
+
+    def fail(self, rank: int, cause: str) -> None:
+        """Ends a running `execute`, and every later one: `rank` is known to be gone."""
+        self._events.put((rank, _Broken(cause)))
+
+    def close(self) -> None:
+        """Ends the streams; a running `execute` raises WorkerError. May be called twice."""
+        self._closed.set()
+        self.fail(0, "closed")
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for stream in self._streams:
+            stream.cancel()
+
+    def _collect(self, step_id: int, deadline: float) -> list[worker_pb2.StepReply]:
+        replies: dict[int, worker_pb2.StepReply] = {}
+        while len(replies) < len(self._streams):
+            try:
+                rank, event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                late = [rank for rank in range(len(self._streams)) if rank not in replies]
+                raise WorkerError(
+                    f"rank {_listed(late)} did not reply to step {step_id} within "
+                    f"step_timeout_s={self._step_timeout_s:g}"
+                ) from None
+            if isinstance(event, _Broken):
+                raise WorkerError(f"step {step_id} failed: {self._causes(rank, event)}")
+            if (event.epoch, event.step_id) != (self._epoch, step_id):
+                raise WorkerError(
+                    f"rank {rank} replied to step {event.step_id} of epoch {event.epoch} "
+                    f"instead of step {step_id} of epoch {self._epoch}"
+                )
+            replies[rank] = event
+        return [replies[rank] for rank in range(len(self._streams))]
+
+    def _causes(self, rank: int, broken: _Broken) -> str:
+        """What broke, and what else breaks in the next moment.
+
+        A rank that lost its peer may report it before the peer's own end is known.
+        """
+        causes = [f"rank {rank}: {broken.cause}"]
+        deadline = time.monotonic() + CAUSES_GRACE_S
+        while not self._closed.is_set():
+            try:
+                rank, event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except Empty:
+                return "; ".join(causes)
+            if isinstance(event, _Broken):
+                causes.append(f"rank {rank}: {event.cause}")
+        return "the executor was closed"
+
+
+class _Stream:
+    """The ordered stream of one rank, and the thread that reads it."""
+
+    def __init__(
+        self, rank: int, channel: grpc.Channel, token: str, events: "SimpleQueue[_Event]"
+    ) -> None:
+        self._rank = rank
+        self._events = events
+        self._requests: SimpleQueue[bytes | None] = SimpleQueue()
+        # No serializer: what is sent is encoded already.
+        execute = channel.stream_stream(
+            EXECUTE, response_deserializer=worker_pb2.StepReply.FromString
+        )
+        self._call = execute(self._outgoing(), metadata=bearer(token))
+        threading.Thread(target=self._read, name=f"rank-{rank}-replies", daemon=True).start()
+
+    def send(self, message: bytes) -> None:
+        self._requests.put(message)
+
+    def cancel(self) -> None:
+        self._requests.put(None)
+        self._call.cancel()
+
+    def _outgoing(self) -> Iterator[bytes]:
+        return iter(self._requests.get, None)
+
+    def _read(self) -> None:
+        try:
+            for reply in self._call:
+                self._events.put((self._rank, reply))
+        except grpc.RpcError as error:
+            cause = f"{error.code().name}: {error.details()}"
+        else:
+            cause = "it ended its stream"
+        self._events.put((self._rank, _Broken(cause)))
+
+
+def _result_of(reply: worker_pb2.StepReply) -> StepResult:
+    if not reply.HasField("result"):
+        raise WorkerError(f"rank 0 replied to step {reply.step_id} without a result")
+    try:
+        return decode_result(reply)
+    except ValueError as error:
+        raise WorkerError(
+            f"rank 0 replied to step {reply.step_id} with a malformed result: {error}"
+        ) from error
+
+
+def _check_hashes(step_id: int, replies: Sequence[worker_pb2.StepReply]) -> None:
+    first = replies[0]
+    for rank, reply in enumerate(replies):
+        if not reply.HasField("input_hash"):
+            raise WorkerError(f"rank {rank} returned no input hash for step {step_id}")
+        if reply.input_hash != first.input_hash:
+            raise WorkerError(
+                f"ranks 0 and {rank} disagree in step {step_id}: they ran inputs with the hashes "
+                f"{first.input_hash:#018x} and {reply.input_hash:#018x}"
+            )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,227 @@
+"""Ranks as real processes: they start, step, die with a word, and leave nothing behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from runtime.cluster.group import WorkerGroup, start_workers
+from runtime.config import EngineConfig
+from runtime.errors import ConfigError, WorkerError
+from runtime.executor.grpc_executor import GrpcExecutor
+from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
+from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
+from tests.tiny_models import save_tiny_model
+from tests.transport import ints
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+START_S = 60.0
+DEATH_S = 2.0
+MARK = "LOCKSTEP_TEST_MARK"
+
+OnProgress = Callable[[int, int], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture
+def temporary_folder() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+def start(
+    model: str, launcher: str, on_progress: OnProgress = lambda loaded, total: None, **options: Any
+) -> WorkerGroup:
+    config = EngineConfig(
+        launcher=launcher,
+        tp=2,
+        threads_per_rank=1,
+        check_ranks=True,
+        startup_timeout_s=START_S,
+        **options,
+    )
+    return start_workers(config, model, epoch=1, on_progress=on_progress)
+
+
+def ready_executor(group: WorkerGroup) -> GrpcExecutor:
+    layers = tuple(range(len(group.spec.layers)))
+    groups = (CacheGroup(layers=layers, window=0),)
+    group.allocate_cache(CacheLayout(block_size=4, num_blocks=8, groups=groups, block_bytes=1))
+    return group.executor()
+
+
+def small_plan(step_id: int) -> StepPlan:
+    return StepPlan(
+        step_id=step_id,
+        input_ids=ints(1, 2, 3),
+        positions=ints(0, 1, 2),
+        sequence_ids=np.array([5], np.uint64),
+        seq_lens=ints(0),
+        query_lens=ints(3),
+        block_tables=(BlockTables(num_blocks=ints(1), block_ids=ints(2)),),
+        sample_index=ints(2),
+        sample_sequence=ints(0),
+        sampling=SamplingColumns(
+            temperature=np.zeros(1, np.float32),
+            top_k=ints(0),
+            top_p=np.ones(1, np.float32),
+            seed=np.zeros(1, np.uint64),
+        ),
+    )
+
+
+def ranks() -> list[psutil.Process]:
+    """The processes of this test that hold a rank."""
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "workers.server" in child.cmdline() or "WorkerActor" in "".join(child.cmdline())
+    ]
+
+
+@pytest.mark.parametrize("launcher", ["local", "ray"])
+def test_two_ranks_load_and_step_and_leave_nothing(
+    launcher: str, model: str, temporary_folder: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+    files = set(temporary_folder.glob("lockstep-*"))
+    handler = signal.getsignal(signal.SIGTERM)
+
+    with start(model, launcher, lambda *progress: seen.append(progress)) as group:
+        executor = ready_executor(group)
+        results = [executor.execute(small_plan(step_id)) for step_id in (1, 2)]
+        assert len(ranks()) == 2
+        assert signal.getsignal(signal.SIGTERM) == handler
+    group.close()
+
+    assert results[0].token_ids == results[1].token_ids
+    assert list(results[0].token_ids) == [5]
+    loaded, total = seen[-1]
+    assert loaded == total > 0
+    assert psutil.Process().children(recursive=True) == []
+    assert set(temporary_folder.glob("lockstep-*")) == files
+    assert not (temporary_folder / "ray").exists()
+    assert not (Path.home() / ".ray").exists()
+
+
+@pytest.mark.parametrize("launcher", ["local", "ray"])
+def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
+    heard = threading.Event()
+    errors: list[WorkerError] = []
+
+    with start(model, launcher) as group:
+        executor = ready_executor(group)
+        executor.execute(small_plan(1))
+        group.on_lost(lambda error: (errors.append(error), heard.set()))
+        ranks()[0].kill()
+
+        assert heard.wait(DEATH_S)
+        with pytest.raises(WorkerError, match="step 2 failed: rank"):
+            executor.execute(small_plan(2))
+
+    assert "is gone" in str(errors[0])
+    assert psutil.Process().children(recursive=True) == []
+
+
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
+def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
+    launcher: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=str(tmp_path)):
+        start(str(tmp_path), launcher)
+
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_workers_that_take_too_long_are_ended(model: str) -> None:
+    config = EngineConfig(launcher="local", tp=2, startup_timeout_s=0.2)
+    with pytest.raises(WorkerError, match=r"rank 0, 1 did not start within startup_timeout_s=0.2"):
+        start_workers(config, model, epoch=1, on_progress=lambda loaded, total: None)
+
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_worker_whose_stdin_ends_ends() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "workers.server"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "LOCKSTEP_WORKER_TOKEN": "any"},
+    ) as worker:
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        assert json.loads(worker.stdout.readline())["port"] > 0
+
+        worker.stdin.close()
+
+        assert worker.wait(DEATH_S) == 1
+
+
+DRIVER = """
+import sys
+from runtime.cluster.group import start_workers
+from runtime.config import EngineConfig
+
+config = EngineConfig(launcher="local", tp=2, threads_per_rank=1, startup_timeout_s=60)
+on_progress = lambda loaded, total: print("loading", flush=True)
+print("starting", flush=True)
+with start_workers(config, sys.argv[1], epoch=1, on_progress=on_progress):
+    print("started", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("starting", signal.SIGINT),
+        ("loading", signal.SIGINT),
+        ("started", signal.SIGINT),
+        ("started", signal.SIGKILL),
+    ],
+)
+def test_no_worker_outlives_its_driver(moment: str, number: signal.Signals, model: str) -> None:
+    mark = uuid.uuid4().hex
+    with subprocess.Popen(
+        [sys.executable, "-c", DRIVER, model],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, MARK: mark},
+    ) as driver:
+        assert driver.stdout is not None
+        for line in driver.stdout:
+            if line.strip() == moment:
+                break
+        driver.send_signal(number)
+        driver.wait(START_S)
+        _, alive = psutil.wait_procs(marked(mark), DEATH_S)
+
+    assert alive == []
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

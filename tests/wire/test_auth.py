@@ -1,0 +1,98 @@
+"""The token that every port asks for, on both kinds of server."""
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from protos.auth import AioTokenInterceptor, Metadata, TokenInterceptor, bearer
+
+pytestmark = pytest.mark.wire
+
+TIMEOUT_S = 10.0
+WRONG: list[Metadata] = [
+    (),
+    bearer("wrong"),
+    bearer("righ"),
+    (("authorization", "right"),),
+    (("authorization", "bearer right"),),
+    (("x-authorization", "Bearer right"),),
+]
+
+
+def check(port: int, metadata: Metadata) -> grpc.StatusCode:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            stub.Check(health_pb2.HealthCheckRequest(), metadata=metadata, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.fixture
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    exempt = getattr(request, "param", frozenset())
+    server = grpc.server(ThreadPoolExecutor(1), interceptors=[TokenInterceptor("right", exempt)])
+    health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(), server)
+    number = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield number
+    server.stop(None).wait()
+
+
+def test_the_right_token_passes(port: int) -> None:
+    assert check(port, bearer("right")) is grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("metadata", WRONG)
+def test_another_token_is_refused(port: int, metadata: Metadata) -> None:
+    assert check(port, metadata) is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("port", [frozenset({"/grpc.health.v1.Health/"})], indirect=True)
+def test_an_exempt_service_asks_for_none(port: int) -> None:
+    assert check(port, ()) is grpc.StatusCode.OK
+
+
+def test_a_stranger_who_sends_nothing_holds_no_thread(port: int) -> None:
+    requests: SimpleQueue[bytes | None] = SimpleQueue()
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.stream_stream("/any/Method")(iter(requests.get, None), timeout=TIMEOUT_S)
+        with pytest.raises(grpc.RpcError) as refused:
+            next(call)
+        requests.put(None)
+
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    ("metadata", "code"),
+    [
+        (bearer("right"), grpc.StatusCode.OK),
+        *((metadata, grpc.StatusCode.UNAUTHENTICATED) for metadata in WRONG),
+    ],
+)
+def test_an_aio_server_asks_the_same(metadata: Metadata, code: grpc.StatusCode) -> None:
+    async def ask() -> grpc.StatusCode:
+        server = grpc.aio.server(interceptors=[AioTokenInterceptor("right")])
+        health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            return await asyncio.to_thread(check, port, metadata)
+        finally:
+            await server.stop(None)
+
+    assert asyncio.run(ask()) is code
+
+
+@pytest.mark.parametrize("token", ["", "with\nnewline", "schlüssel", " padded "])
+def test_a_token_that_cannot_be_sent_is_refused(token: str) -> None:
+    with pytest.raises(ValueError, match="token"):
+        TokenInterceptor(token)

@@ -1,0 +1,255 @@
+"""A step on its way from the driver to a rank, and its tokens on their way back."""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from protos import worker_pb2
+from runtime.executor.codec import decode_result, encode_step
+from runtime.scheduling.step_plan import BlockTables, StepPlan
+from tests.transport import LIMITS, ints, lesson_plan, model_spec
+from workers.codec import (
+    NotBuiltError,
+    decode_layout,
+    decode_plan,
+    encode_result,
+    input_hash,
+)
+from workers.errors import StepError
+
+pytestmark = pytest.mark.wire
+
+Wire = worker_pb2.StepPlan
+
+
+def on_the_wire(plan: StepPlan) -> worker_pb2.StepRequest:
+    data = encode_step(plan, epoch=3, return_input_hash=True)
+    return worker_pb2.StepRequest.FromString(data)
+
+
+def test_the_lessons_batch_arrives_as_it_was_sent() -> None:
+    request = on_the_wire(lesson_plan(step_id=9))
+
+    batch = decode_plan(request.plan, LIMITS)
+
+    assert (request.epoch, request.step_id, request.return_input_hash) == (3, 9, True)
+    assert batch.input_ids.tolist() == [101, 872, 2304, 1198, 345]
+    assert batch.positions.tolist() == [0, 1, 2, 3, 42]
+    assert batch.sequence_ids == (2**64 - 1, 12)
+    assert batch.seq_lens.tolist() == [0, 42]
+    assert batch.query_lens.tolist() == [4, 1]
+    assert [table.block_ids.tolist() for table in batch.block_tables] == [[[7, 0, 0], [12, 23, 5]]]
+    assert batch.sample_index.tolist() == [3, 4]
+    assert batch.sample_sequence.tolist() == [0, 1]
+    assert batch.temperature.tolist() == [0.0, 0.5]
+    assert batch.top_k.tolist() == [0, 40]
+    assert batch.top_p.tolist() == pytest.approx([1.0, 0.9])
+    assert batch.seed.tolist() == [-1, 7]
+    integers = (batch.input_ids, batch.positions, batch.seq_lens, batch.query_lens, batch.top_k)
+    assert {tensor.dtype for tensor in integers} == {torch.int32}
+    assert batch.seed.dtype == torch.int64
+
+
+def test_a_step_that_samples_nothing_arrives() -> None:
+    request = on_the_wire(lesson_plan(sample_index=ints(), sample_sequence=ints()))
+
+    batch = decode_plan(request.plan, LIMITS)
+
+    assert len(batch.sample_index) == len(batch.sample_sequence) == 0
+
+
+def test_each_cache_group_has_its_table() -> None:
+    tables = BlockTables(num_blocks=ints(2, 3), block_ids=ints(1, 2, 3, 4, 5))
+    request = on_the_wire(lesson_plan(block_tables=(tables, tables)))
+
+    batch = decode_plan(request.plan, replace(LIMITS, num_groups=2))
+
+    assert [table.block_ids.tolist() for table in batch.block_tables] == [
+        [[1, 2, 0], [3, 4, 5]]
+    ] * 2
+
+
+def bad(name: str, *values: int, dtype: str = "<i4") -> Callable[[Wire], None]:
+    def change(plan: Wire) -> None:
+        setattr(plan, name, np.array(values, dtype).tobytes())
+
+    return change
+
+
+def bad_table(name: str, *values: int) -> Callable[[Wire], None]:
+    def change(plan: Wire) -> None:
+        setattr(plan.block_tables[0], name, np.array(values, "<i4").tobytes())
+
+    return change
+
+
+def bad_column(name: str, *values: float, dtype: str) -> Callable[[Wire], None]:
+    def change(plan: Wire) -> None:
+        setattr(plan.sampling, name, np.array(values, dtype).tobytes())
+
+    return change
+
+
+def odd_bytes(plan: Wire) -> None:
+    plan.input_ids = b"\0" * 7
+
+
+def no_tables(plan: Wire) -> None:
+    del plan.block_tables[:]
+
+
+MALFORMED = {
+    "odd bytes": (odd_bytes, "input_ids has 7 bytes: must be a multiple of 4"),
+    "no sequences": (bad("sequence_ids", dtype="<u8"), "sequence_ids is empty"),
+    "one sequence twice": (bad("sequence_ids", 5, 5, dtype="<u8"), "sequence_ids has 2 ids, not"),
+    "query_lens length": (bad("query_lens", 5), "query_lens has 1 values, sequence_ids has 2"),
+    "query_lens sum": (bad("query_lens", 4, 2), "query_lens sum to 6, input_ids has 5 tokens"),
+    "query_lens zero": (bad("query_lens", 5, 0), r"query_lens has 0: must be in \[1, 129\)"),
+    "seq_lens length": (bad("seq_lens", 0), "seq_lens has 1 values, sequence_ids has 2"),
+    "seq_lens negative": (bad("seq_lens", -1, 42), r"seq_lens has -1: must be in \[0, 129\)"),
+    "too long": (bad("seq_lens", 0, 128), r"seq_lens \+ query_lens has 129: must be in"),
+    "token id": (bad("input_ids", 1, 2, 3, 4, 4096), r"input_ids has 4096: must be in \[0, 4096\)"),
+    "token id negative": (bad("input_ids", 1, 2, -3, 4, 5), "input_ids has -3"),
+    "positions length": (bad("positions", 0, 1), "positions has 2 values, input_ids has 5"),
+    "positions": (bad("positions", 0, 1, 2, 3, 41), r"positions\[4\] is 41: must be 42"),
+    "sample length": (
+        bad("sample_sequence", 0),
+        "sample_sequence has 1 values, sample_index has 2",
+    ),
+    "sample range": (bad("sample_sequence", 0, 2), r"sample_sequence has 2: must be in \[0, 2\)"),
+    "sample row": (bad("sample_index", 4, 4), r"sample_index\[0\] is 4: must be in \[0, 3\]"),
+    "no tables": (no_tables, "block_tables has 0 tables, the cache has 1 groups"),
+    "table length": (bad_table("num_blocks", 4), r"block_tables\[0\].num_blocks has 1 values"),
+    "table sum": (
+        bad_table("num_blocks", 2, 3),
+        r"block_tables\[0\].num_blocks sum to 5, block_ids has 4 blocks",
+    ),
+    "table too short": (
+        bad_table("num_blocks", 2, 2),
+        r"block_tables\[0\].num_blocks\[1\] is 2: must be in \[3, 32\]",
+    ),
+    "block id": (
+        bad_table("block_ids", 7, 12, 32, 5),
+        r"block_tables\[0\].block_ids has 32: must be in \[0, 32\)",
+    ),
+    "temperature": (
+        bad_column("temperature", 0, float("nan"), dtype="<f4"),
+        "sampling.temperature nan must be finite",
+    ),
+    "infinite temperature": (
+        bad_column("temperature", 0, float("inf"), dtype="<f4"),
+        "sampling.temperature inf must be finite",
+    ),
+    "top_k": (bad_column("top_k", 0, -1, dtype="<i4"), "sampling.top_k -1 must be at least 0"),
+    "top_p": (bad_column("top_p", 1, 0, dtype="<f4"), r"sampling.top_p 0.0 must be in \(0, 1\]"),
+    "seed": (bad_column("seed", 1, dtype="<u8"), "sampling.seed has 1 values, sequence_ids has 2"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), MALFORMED.values(), ids=MALFORMED.keys())
+def test_a_malformed_step_is_refused_and_its_array_named(
+    change: Callable[[Wire], None], message: str
+) -> None:
+    plan = on_the_wire(lesson_plan()).plan
+    change(plan)
+
+    with pytest.raises(StepError, match=message):
+        decode_plan(plan, LIMITS)
+
+
+def with_block_ops(plan: Wire) -> None:
+    plan.block_ops.add(kind=worker_pb2.BlockOp.KIND_COPY, source_block=1, target_block=2)
+
+
+def with_references(plan: Wire) -> None:
+    plan.token_references.SetInParent()
+
+
+def with_deferred_sampling(plan: Wire) -> None:
+    plan.defer_sampling = True
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (with_block_ops, "block_ops"),
+        (with_references, "token_references"),
+        (with_deferred_sampling, "defer_sampling"),
+        (bad("sample_sequence", 0, 0), "sample_sequence"),
+    ],
+)
+def test_what_is_not_built_is_refused_by_name(change: Callable[[Wire], None], name: str) -> None:
+    plan = on_the_wire(lesson_plan()).plan
+    change(plan)
+
+    with pytest.raises(NotBuiltError, match=name):
+        decode_plan(plan, LIMITS)
+
+
+def test_tokens_come_back_by_sequence() -> None:
+    result = encode_result({2**64 - 1: 17, 12: 0})
+
+    decoded = decode_result(worker_pb2.StepReply(step_id=4, result=result))
+
+    assert decoded.step_id == 4
+    assert decoded.token_ids == {2**64 - 1: (17,), 12: (0,)}
+
+
+def test_the_driver_reads_ragged_results() -> None:
+    result = worker_pb2.StepResult(
+        sequence_ids=np.array([5, 6, 7], "<u8").tobytes(),
+        num_tokens=np.array([2, 0, 1], "<i4").tobytes(),
+        token_ids=np.array([10, 11, 12], "<i4").tobytes(),
+    )
+
+    decoded = decode_result(worker_pb2.StepReply(result=result))
+
+    assert decoded.token_ids == {5: (10, 11), 6: (), 7: (12,)}
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "message"),
+    [([1], "num_tokens has 1 values, sequence_ids has 2"), ([1, 2], "num_tokens sum to 3, token")],
+)
+def test_a_malformed_result_is_refused(num_tokens: list[int], message: str) -> None:
+    result = encode_result({5: 10, 6: 11})
+    result.num_tokens = np.array(num_tokens, "<i4").tobytes()
+
+    with pytest.raises(ValueError, match=message):
+        decode_result(worker_pb2.StepReply(result=result))
+
+
+def test_the_input_hash_is_that_of_the_protocol() -> None:
+    plan = lesson_plan()
+    batch = decode_plan(on_the_wire(plan).plan, LIMITS)
+
+    data = plan.input_ids.tobytes() + plan.positions.tobytes() + plan.query_lens.tobytes()
+
+    assert input_hash(batch) == int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+
+
+@pytest.mark.parametrize(
+    ("block_size", "num_blocks", "groups", "message"),
+    [
+        (0, 8, [[0, 1]], "block_size=0 must be at least 1"),
+        (16, 0, [[0, 1]], "num_blocks=0 must be at least 1"),
+        (12, 8, [[0, 1]], "block_size=12 must be a multiple of 8"),
+        (16, 8, [[0], [0]], r"groups name layers \[0, 0\]"),
+        (16, 8, [[0, 1], [1]], r"groups have \[2, 1\] layers"),
+    ],
+)
+def test_a_malformed_layout_is_refused(
+    block_size: int, num_blocks: int, groups: list[list[int]], message: str
+) -> None:
+    request = worker_pb2.AllocateCacheRequest(
+        block_size=block_size,
+        num_blocks=num_blocks,
+        groups=[worker_pb2.CacheGroup(layers=layers) for layers in groups],
+    )
+
+    with pytest.raises(StepError, match=message):
+        decode_layout(request, model_spec(block_size_multiple=8))

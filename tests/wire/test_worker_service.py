@@ -1,0 +1,272 @@
+"""The Worker service over a real socket, with a fake model behind it."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from protos import worker_pb2
+from runtime.executor.codec import decode_result, encode_step
+from tests.transport import (
+    EPOCH,
+    TIMEOUT_S,
+    Client,
+    FakeModel,
+    lesson_plan,
+    ready_worker,
+    running_worker,
+)
+from workers.errors import CacheError, ModelError
+from workers.server import SERVICE_NAME
+
+pytestmark = pytest.mark.wire
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def step(step_id: int, *, epoch: int = EPOCH, **changes: Any) -> worker_pb2.StepRequest:
+    data = encode_step(lesson_plan(step_id, **changes), epoch=epoch, return_input_hash=False)
+    return worker_pb2.StepRequest.FromString(data)
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def hook() -> None:
+        raise error
+
+    return hook
+
+
+def health_of(client: Client, service: str) -> int:
+    request = health_pb2.HealthCheckRequest(service=service)
+    stub = health_pb2_grpc.HealthStub(client.channel)
+    reply = stub.Check(request, timeout=TIMEOUT_S, metadata=client.metadata)
+    return int(reply.status)
+
+
+def refusal(call: Callable[[], Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    return refused.value.code(), refused.value.details()
+
+
+@pytest.mark.parametrize("token", [None, "another"])
+def test_a_stranger_is_refused_everywhere(token: str | None) -> None:
+    model = FakeModel()
+    with running_worker(model) as (client, server):
+        stranger = Client(client.channel, token)
+        calls = [
+            stranger.open_rendezvous,
+            stranger.initialize,
+            stranger.allocate_cache,
+            lambda: stranger.execute(step(1)),
+            stranger.shutdown,
+            lambda: health_of(stranger, ""),
+        ]
+        codes = {refusal(call)[0] for call in calls}
+
+        assert codes == {grpc.StatusCode.UNAUTHENTICATED}
+        assert not server.stopped.is_set()
+        assert model.threads == set()
+
+
+def test_a_worker_loads_and_runs_steps() -> None:
+    model = FakeModel()
+    with running_worker(model) as (client, _):
+        replies = client.initialize()
+        cache = client.allocate_cache()
+        steps = client.execute(step(1), step(2))
+
+    assert replies[-1].spec.architecture == "FakeForCausalLM"
+    assert len(replies[-1].spec.layers) == 2
+    last = replies[-2].progress
+    assert (last.loaded_bytes, last.total_bytes) == (1000, 1000)
+    # Eleven reports came within an instant: the first and the last are worth a message.
+    assert len(replies) < 11
+    assert cache.cache_bytes == 3200
+    assert [reply.step_id for reply in steps] == [1, 2]
+    assert decode_result(steps[0]).token_ids == {2**64 - 1: (1199,), 12: (346,)}
+    assert (steps[0].timings.forward_us, steps[0].timings.sample_us) == (11, 5)
+
+
+def test_only_rank_0_returns_tokens() -> None:
+    with ready_worker(FakeModel(), rank=1, tp_size=2) as client:
+        reply = client.execute(step(1))[0]
+
+    assert not reply.HasField("result")
+    assert not reply.HasField("input_hash")
+
+
+def test_the_device_has_one_thread() -> None:
+    model = FakeModel()
+    with running_worker(model) as (client, server):
+        client.open_rendezvous()
+        client.initialize(tp_size=2)
+        client.allocate_cache()
+        client.execute(step(1), step(2))
+        client.shutdown()
+        assert server.stopped.wait(TIMEOUT_S)
+
+    assert len(model.threads) == 1
+
+
+def test_health_answers_while_a_step_runs() -> None:
+    model = FakeModel()
+    with running_worker(model) as (client, _):
+        before = health_of(client, SERVICE_NAME)
+        client.initialize()
+        client.allocate_cache()
+        model.gate.clear()
+        running = client.stub.Execute(iter([step(1)]), timeout=TIMEOUT_S, metadata=client.metadata)
+        assert model.started.wait(TIMEOUT_S)
+        during = health_of(client, ""), health_of(client, SERVICE_NAME)
+        model.gate.set()
+
+        assert next(running).step_id == 1
+    assert before == NOT_SERVING
+    assert during == (SERVING, SERVING)
+
+
+def test_a_model_that_cannot_be_served_is_a_failed_precondition() -> None:
+    model = FakeModel(on_load=raising(ModelError("tp=3 must divide num_heads=4")))
+    with running_worker(model) as (client, _):
+        assert refusal(client.initialize) == (
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "tp=3 must divide num_heads=4",
+        )
+
+
+def test_an_exception_while_loading_names_type_and_rank() -> None:
+    model = FakeModel(on_load=raising(KeyError("norm.weight")))
+    with running_worker(model) as (client, _):
+        assert refusal(lambda: client.initialize(rank=1, tp_size=2)) == (
+            grpc.StatusCode.INTERNAL,
+            "KeyError on rank 1: 'norm.weight'",
+        )
+
+
+def test_a_cache_that_does_not_fit_may_be_asked_for_again() -> None:
+    model = FakeModel(on_allocate=raising(CacheError("9 GiB is more than 1 GiB")))
+    with running_worker(model) as (client, _):
+        client.initialize()
+
+        first = refusal(client.allocate_cache)
+        model.on_allocate = lambda: None
+
+        assert first == (grpc.StatusCode.RESOURCE_EXHAUSTED, "9 GiB is more than 1 GiB")
+        assert client.allocate_cache().cache_bytes == 3200
+
+
+def test_calls_out_of_order_are_refused() -> None:
+    with running_worker(FakeModel()) as (client, _):
+        early_cache = refusal(client.allocate_cache)
+        client.initialize()
+        again = refusal(client.initialize)
+        other_epoch = refusal(lambda: client.allocate_cache(epoch=EPOCH + 1))
+        early_step = refusal(lambda: client.execute(step(1)))
+
+    assert early_cache[1] == "AllocateCache came before Initialize was through"
+    assert again[1] == "Initialize was called before: a worker does it once"
+    assert other_epoch[1] == "epoch 4 came, this worker is of epoch 3"
+    assert early_step[1] == "a step came before AllocateCache"
+    codes = {code for code, _ in (early_cache, again, other_epoch, early_step)}
+    assert codes == {grpc.StatusCode.FAILED_PRECONDITION}
+
+
+@pytest.mark.parametrize(
+    ("requests", "code", "message"),
+    [
+        (
+            [step(2)],
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "step_id 2 came, 1 was expected",
+        ),
+        (
+            [step(1), step(1)],
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "step_id 1 came, 2 was expected",
+        ),
+        (
+            [step(1, epoch=9)],
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "epoch 9 came, this worker is of epoch 3",
+        ),
+        (
+            [worker_pb2.StepRequest(epoch=EPOCH, step_id=1)],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "step 1 has no plan: it must carry a whole step",
+        ),
+        (
+            [step(1, positions=lesson_plan().positions[:3])],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "positions has 3 values, input_ids has 5: must be equal",
+        ),
+    ],
+)
+def test_a_wrong_step_ends_the_stream_and_all_later_ones(
+    requests: list[worker_pb2.StepRequest], code: grpc.StatusCode, message: str
+) -> None:
+    with ready_worker(FakeModel()) as client:
+        first = refusal(lambda: client.execute(*requests))
+        second = refusal(lambda: client.execute(step(1)))
+
+        assert first == (code, message)
+        assert second[0] is grpc.StatusCode.FAILED_PRECONDITION
+        assert message in second[1]
+        assert health_of(client, SERVICE_NAME) == NOT_SERVING
+
+
+def test_what_is_not_built_is_unimplemented() -> None:
+    request = step(1)
+    request.plan.defer_sampling = True
+    with ready_worker(FakeModel()) as client:
+        code, message = refusal(lambda: client.execute(request))
+
+    assert code is grpc.StatusCode.UNIMPLEMENTED
+    assert "defer_sampling" in message
+
+
+def test_a_step_that_raises_is_internal_and_names_type_and_rank() -> None:
+    model = FakeModel(on_step=raising(ZeroDivisionError("by zero")))
+    with ready_worker(model, rank=1, tp_size=2) as client:
+        first = refusal(lambda: client.execute(step(1)))
+        second = refusal(lambda: client.execute(step(2)))
+
+    assert first == (grpc.StatusCode.INTERNAL, "ZeroDivisionError on rank 1: by zero")
+    assert second[0] is grpc.StatusCode.FAILED_PRECONDITION
+
+
+def test_a_second_stream_is_refused_and_harms_no_first() -> None:
+    with ready_worker(FakeModel()) as client:
+        more = threading.Event()
+
+        def requests() -> Any:
+            yield step(1)
+            more.wait(TIMEOUT_S)
+            yield step(2)
+
+        first = client.stub.Execute(requests(), timeout=TIMEOUT_S, metadata=client.metadata)
+        assert next(first).step_id == 1
+        second = refusal(lambda: client.execute(step(2)))
+        more.set()
+
+        assert second[1] == "Execute was called before: a worker does it once"
+        assert next(first).step_id == 2
+
+
+def test_shutdown_is_answered_while_the_device_hangs() -> None:
+    model = FakeModel()
+    with running_worker(model) as (client, server):
+        client.initialize()
+        client.allocate_cache()
+        model.gate.clear()
+        client.stub.Execute(iter([step(1)]), timeout=TIMEOUT_S, metadata=client.metadata)
+        assert model.started.wait(TIMEOUT_S)
+
+        client.shutdown()
+
+        assert server.stopped.wait(TIMEOUT_S)
+        assert not model.gate.is_set()

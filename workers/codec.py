@@ -1,0 +1,291 @@
+"""Between the wire's messages and what a rank runs: StepPlan to Batch, tokens to StepResult.
+
+Everything that arrives is checked here, so that a malformed step never reaches the device.
+T tokens, S sequences, R sampled rows, G cache groups.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protos import worker_pb2
+from workers.batch import Batch, BlockTables
+from workers.config import CacheLayout, LayerCacheSpec, ModelSpec
+from workers.errors import StepError
+
+Int32 = NDArray[np.int32]
+
+INT32 = np.dtype("<i4")
+UINT64 = np.dtype("<u8")
+FLOAT32 = np.dtype("<f4")
+
+
+class NotBuiltError(StepError):
+    """The step asks for something that the protocol has room for and the worker can't do yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What the numbers of a step must stay below."""
+
+    vocab_size: int
+    max_model_len: int
+    num_groups: int
+    num_blocks: int
+    block_size: int
+
+
+def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
+    """The limits that a loaded model and its cache set."""
+    return StepLimits(
+        vocab_size=spec.vocab_size,
+        max_model_len=spec.max_model_len,
+        num_groups=len(layout.groups),
+        num_blocks=layout.num_blocks,
+        block_size=layout.block_size,
+    )
+
+
+def decode_plan(plan: worker_pb2.StepPlan, limits: StepLimits) -> Batch:
+    """Raises StepError: an array has a wrong length, sum or range. The message names it.
+
+    Raises NotBuiltError: the step has block_ops, token_references or defer_sampling.
+    """
+    _refuse_what_is_not_built(plan)
+    input_ids = _array("input_ids", plan.input_ids, INT32)
+    num_tokens = len(input_ids)
+    sequence_ids = _array("sequence_ids", plan.sequence_ids, UINT64)
+    num_sequences = len(sequence_ids)
+    if num_sequences == 0:
+        raise StepError("sequence_ids is empty: a step has at least 1 sequence")
+    if len(np.unique(sequence_ids)) != num_sequences:
+        raise StepError(f"sequence_ids has {num_sequences} ids, not all different")
+    query_lens = _array("query_lens", plan.query_lens, INT32, num_sequences, "sequence_ids")
+    _check_range("query_lens", query_lens, 1, limits.max_model_len + 1)
+    if query_lens.sum(dtype=np.int64) != num_tokens:
+        raise StepError(f"query_lens sum to {query_lens.sum()}, input_ids has {num_tokens} tokens")
+    seq_lens = _array("seq_lens", plan.seq_lens, INT32, num_sequences, "sequence_ids")
+    _check_range("seq_lens", seq_lens, 0, limits.max_model_len + 1)
+    _check_range("seq_lens + query_lens", seq_lens + query_lens, 1, limits.max_model_len + 1)
+    _check_range("input_ids", input_ids, 0, limits.vocab_size)
+    positions = _array("positions", plan.positions, INT32, num_tokens, "input_ids")
+    _check_positions(positions, seq_lens, query_lens)
+    sample_index, sample_sequence = _decode_samples(plan, query_lens)
+    return Batch(
+        input_ids=_tensor(input_ids),
+        positions=_tensor(positions),
+        sequence_ids=tuple(sequence_ids.tolist()),
+        seq_lens=_tensor(seq_lens),
+        query_lens=_tensor(query_lens),
+        block_tables=_decode_tables(plan, seq_lens + query_lens, limits),
+        sample_index=_tensor(sample_index),
+        sample_sequence=_tensor(sample_sequence),
+        **_decode_sampling(plan.sampling, num_sequences),
+    )
+
+
+def encode_result(token_ids: Mapping[int, int]) -> worker_pb2.StepResult:
+    """One token for each sequence in `token_ids`, which maps sequence id to token id."""
+    return worker_pb2.StepResult(
+        sequence_ids=np.fromiter(token_ids.keys(), UINT64, len(token_ids)).tobytes(),
+        num_tokens=np.ones(len(token_ids), INT32).tobytes(),
+        token_ids=np.fromiter(token_ids.values(), INT32, len(token_ids)).tobytes(),
+    )
+
+
+def input_hash(batch: Batch) -> int:
+    """First 8 bytes of the sha256 of input_ids, positions and query_lens, as a 64-bit number."""
+    digest = hashlib.sha256()
+    for tensor in (batch.input_ids, batch.positions, batch.query_lens):
+        digest.update(tensor.numpy().astype(INT32, copy=False).tobytes())
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def decode_layout(request: worker_pb2.AllocateCacheRequest, spec: ModelSpec) -> CacheLayout:
+    """Raises StepError: a size is 0, or the groups don't hold every layer exactly once."""
+    for name, value in (("block_size", request.block_size), ("num_blocks", request.num_blocks)):
+        if value < 1:
+            raise StepError(f"{name}={value} must be at least 1")
+    if request.block_size % spec.block_size_multiple:
+        raise StepError(
+            f"block_size={request.block_size} must be a multiple of {spec.block_size_multiple}, "
+            f"which the attention backend {spec.attention} asks for"
+        )
+    groups = tuple(tuple(group.layers) for group in request.groups)
+    if len({len(group) for group in groups}) > 1:
+        raise StepError(f"groups have {[len(group) for group in groups]} layers: must be equal")
+    named = sorted(layer for group in groups for layer in group)
+    if named != list(range(len(spec.layers))):
+        raise StepError(
+            f"groups name layers {named}: must be each of the model's {len(spec.layers)} once"
+        )
+    return CacheLayout(block_size=request.block_size, num_blocks=request.num_blocks, groups=groups)
+
+
+def encode_spec(spec: ModelSpec) -> worker_pb2.ModelSpec:
+    return worker_pb2.ModelSpec(
+        architecture=spec.architecture,
+        vocab_size=spec.vocab_size,
+        max_model_len=spec.max_model_len,
+        eos_token_ids=spec.eos_token_ids,
+        layers=[_encode_layer(layer) for layer in spec.layers],
+        available_memory_bytes=spec.available_memory_bytes,
+        block_size_multiple=spec.block_size_multiple,
+        parameter_bytes=spec.parameter_bytes,
+        attention=spec.attention,
+    )
+
+
+def _encode_layer(layer: LayerCacheSpec) -> worker_pb2.LayerCacheSpec:
+    return worker_pb2.LayerCacheSpec(
+        window=layer.window,
+        num_kv_heads=layer.num_kv_heads,
+        k_dim=layer.k_dim,
+        v_dim=layer.v_dim,
+        element_bytes=layer.element_bytes,
+    )
+
+
+def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
+    if plan.block_ops:
+        raise NotBuiltError(
+            f"block_ops has {len(plan.block_ops)} operations: this worker copies no blocks yet, "
+            "send steps without them"
+        )
+    if plan.HasField("token_references"):
+        raise NotBuiltError(
+            "token_references is set: this worker keeps no samples of earlier steps yet, "
+            "send each token itself in input_ids"
+        )
+    if plan.defer_sampling:
+        raise NotBuiltError(
+            "defer_sampling is set: this worker samples in the step itself, send it unset"
+        )
+
+
+def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32, Int32]:
+    index = _array("sample_index", plan.sample_index, INT32)
+    sequence = _array("sample_sequence", plan.sample_sequence, INT32, len(index), "sample_index")
+    _check_range("sample_sequence", sequence, 0, len(query_lens))
+    if len(np.unique(sequence)) != len(sequence):
+        raise NotBuiltError(
+            "sample_sequence names a sequence twice: this worker samples one token of a sequence "
+            "in a step"
+        )
+    ends = np.cumsum(query_lens, dtype=INT32)[sequence]
+    starts = ends - query_lens[sequence]
+    _check_each("sample_index", index, (index >= starts) & (index < ends), starts, ends - 1)
+    return index, sequence
+
+
+def _decode_tables(
+    plan: worker_pb2.StepPlan, lengths: Int32, limits: StepLimits
+) -> tuple[BlockTables, ...]:
+    if len(plan.block_tables) != limits.num_groups:
+        raise StepError(
+            f"block_tables has {len(plan.block_tables)} tables, the cache has "
+            f"{limits.num_groups} groups"
+        )
+    needed = -(-lengths // limits.block_size)
+    return tuple(
+        _decode_table(f"block_tables[{group}]", table, needed, limits)
+        for group, table in enumerate(plan.block_tables)
+    )
+
+
+def _decode_table(
+    name: str, table: worker_pb2.BlockTables, needed: Int32, limits: StepLimits
+) -> BlockTables:
+    num_blocks = _array(f"{name}.num_blocks", table.num_blocks, INT32, len(needed), "sequence_ids")
+    block_ids = _array(f"{name}.block_ids", table.block_ids, INT32)
+    _check_each(
+        f"{name}.num_blocks",
+        num_blocks,
+        (num_blocks >= needed) & (num_blocks <= limits.num_blocks),
+        needed,
+        np.full_like(needed, limits.num_blocks),
+    )
+    total = int(num_blocks.sum(dtype=np.int64))
+    if total != len(block_ids):
+        raise StepError(f"{name}.num_blocks sum to {total}, block_ids has {len(block_ids)} blocks")
+    _check_range(f"{name}.block_ids", block_ids, 0, limits.num_blocks)
+    padded = np.zeros((len(num_blocks), int(num_blocks.max())), np.int32)
+    padded[np.arange(padded.shape[1]) < num_blocks[:, None]] = block_ids
+    return BlockTables(block_ids=torch.from_numpy(padded))
+
+
+def _decode_sampling(columns: worker_pb2.SamplingColumns, num_sequences: int) -> dict[str, Any]:
+    def column(name: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
+        return _array(f"sampling.{name}", data, dtype, num_sequences, "sequence_ids")
+
+    temperature = column("temperature", columns.temperature, FLOAT32)
+    finite = np.isfinite(temperature) & (temperature >= 0)
+    if not finite.all():
+        raise StepError(
+            f"sampling.temperature {temperature[~finite][0]} must be finite and at least 0"
+        )
+    top_k = column("top_k", columns.top_k, INT32)
+    if (top_k < 0).any():
+        raise StepError(f"sampling.top_k {top_k.min()} must be at least 0")
+    top_p = column("top_p", columns.top_p, FLOAT32)
+    inside = (top_p > 0) & (top_p <= 1)
+    if not inside.all():
+        raise StepError(f"sampling.top_p {top_p[~inside][0]} must be in (0, 1]")
+    seed = column("seed", columns.seed, UINT64)
+    return {
+        "temperature": _tensor(temperature),
+        "top_k": _tensor(top_k),
+        "top_p": _tensor(top_p),
+        "seed": _tensor(seed.view(np.int64)),
+    }
+
+
+def _array(
+    name: str, data: bytes, dtype: np.dtype[Any], count: int | None = None, like: str = ""
+) -> NDArray[Any]:
+    """The numbers in `data`: as many as `like` has where `count` is given."""
+    if len(data) % dtype.itemsize:
+        raise StepError(
+            f"{name} has {len(data)} bytes: must be a multiple of {dtype.itemsize}, one number"
+        )
+    array = np.frombuffer(data, dtype)
+    if count is not None and len(array) != count:
+        raise StepError(f"{name} has {len(array)} values, {like} has {count}: must be equal")
+    return array
+
+
+def _check_range(name: str, array: NDArray[Any], low: int, end: int) -> None:
+    if len(array) == 0:
+        return
+    for extreme in (int(array.min()), int(array.max())):
+        if not low <= extreme < end:
+            raise StepError(f"{name} has {extreme}: must be in [{low}, {end})")
+
+
+def _check_each(name: str, array: Int32, good: NDArray[np.bool_], low: Int32, high: Int32) -> None:
+    if good.all():
+        return
+    row = int(np.argmin(good))
+    raise StepError(f"{name}[{row}] is {array[row]}: must be in [{low[row]}, {high[row]}]")
+
+
+def _check_positions(positions: Int32, seq_lens: Int32, query_lens: Int32) -> None:
+    starts = np.cumsum(query_lens, dtype=INT32) - query_lens
+    expected = np.arange(len(positions), dtype=INT32) + np.repeat(seq_lens - starts, query_lens)
+    wrong = np.flatnonzero(positions != expected)
+    if len(wrong):
+        row = int(wrong[0])
+        raise StepError(
+            f"positions[{row}] is {positions[row]}: must be {expected[row]}, "
+            "the next token of its sequence after seq_lens"
+        )
+
+
+# A copy: the message's bytes are read-only, and torch has no read-only tensors.
+def _tensor(array: NDArray[Any]) -> torch.Tensor:
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))

@@ -1,0 +1,49 @@
+"""What the Worker service needs of the model code, and the place where a test puts its own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from workers.batch import Batch
+from workers.config import CacheLayout, ModelSpec, WorkerConfig
+
+Progress = Callable[[int, int], None]
+
+
+class Parallel(Protocol):
+    """Membership in the process group."""
+
+    def close(self) -> None: ...
+
+
+class Timings(Protocol):
+    """Microseconds of the last step."""
+
+    @property
+    def forward_us(self) -> int: ...
+
+    @property
+    def sample_us(self) -> int: ...
+
+
+class Executor(Protocol):
+    """The loaded model of this rank."""
+
+    @property
+    def spec(self) -> ModelSpec: ...
+
+    @property
+    def timings(self) -> Timings: ...
+
+    def allocate_cache(self, layout: CacheLayout) -> int: ...
+
+    def execute_model(self, batch: Batch) -> dict[int, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSide:
+    """What the service needs of the model code; all of it is called on the device thread."""
+
+    open_rendezvous: Callable[[int], tuple[Any, int]]  # ranks -> (store, port)
+    join: Callable[[WorkerConfig, Any], Parallel]  # config, store or None
+    load: Callable[[WorkerConfig, Any, Progress], Executor]  # config, what join gave, progress

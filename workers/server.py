@@ -1,0 +1,176 @@
+"""A worker's gRPC server, and `python -m workers.server`: the worker as a plain process.
+
+The process prints one line of JSON, `{"port": N}`, once it serves. It ends when its standard input
+does: the driver holds the other end of that pipe, so that no worker outlives its driver.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    import grpc
+
+    from workers.config import WorkerConfig
+    from workers.model_side import ModelSide, Parallel
+
+TOKEN_VARIABLE = "LOCKSTEP_WORKER_TOKEN"
+SERVICE_NAME = "lockstep.worker.v1.Worker"
+STOP_GRACE_S = 0.5
+LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+# One each for Execute, Initialize and Shutdown, the rest for health.
+NUM_THREADS = 8
+
+SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A port that two servers share would send a driver's calls to either of them.
+    ("grpc.so_reuseport", 0),
+    # The driver pings, also while no step runs.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 1000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerServer:
+    """A worker that serves on `port`."""
+
+    port: int
+    stopped: threading.Event  # set once a Shutdown was answered
+    server: "grpc.Server"
+
+    def wait(self) -> None:
+        """Returns after Shutdown, when the port is closed."""
+        self.stopped.wait()
+        self.close()
+
+    def close(self) -> None:
+        """Ends running calls after STOP_GRACE_S."""
+        self.server.stop(STOP_GRACE_S).wait()
+
+
+def serve(host: str, token: str, model_side: "ModelSide") -> WorkerServer:
+    """Serves Worker and health on a free port of `host`; both ask for the token.
+
+    Health tells of the process under "", and of steps under SERVICE_NAME: serving from
+    AllocateCache until a step fails.
+    """
+    # Here, not above: the driver's process imports this module for its names alone.
+    import grpc
+    from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+    from protos import worker_pb2_grpc
+    from protos.auth import TokenInterceptor
+    from workers.service import WorkerService
+
+    statuses = health.HealthServicer()
+
+    def on_serving(serving: bool) -> None:
+        statuses.set(
+            SERVICE_NAME,
+            health_pb2.HealthCheckResponse.SERVING
+            if serving
+            else health_pb2.HealthCheckResponse.NOT_SERVING,
+        )
+
+    on_serving(False)
+    service = WorkerService(model_side, on_serving)
+    server = grpc.server(
+        ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grpc"),
+        interceptors=[TokenInterceptor(token)],
+        options=SERVER_OPTIONS,
+    )
+    worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
+    port = server.add_insecure_port(_with_port(host, 0))
+    server.start()
+    return WorkerServer(port, service.stopped, server)
+
+
+def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
+    """The model code of this package.
+
+    The rendezvous listens on `host`. `cuda_device` is used where Initialize asks for cuda.
+    """
+    # transformers has torch make this folder, and torch's own choice is the temporary folder.
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/lockstep/torchinductor")
+    import torch
+
+    from workers.model_executor import ModelExecutor
+    from workers.model_side import ModelSide
+    from workers.parallel import join, open_rendezvous
+
+    def join_on_device(config: "WorkerConfig", store: Any) -> "Parallel":
+        if config.device == "cuda":
+            torch.cuda.set_device(cuda_device)
+        return join(config, store)
+
+    return ModelSide(
+        open_rendezvous=lambda world_size: open_rendezvous(world_size, host),
+        join=join_on_device,
+        load=ModelExecutor,
+    )
+
+
+def main() -> None:
+    """Serves until Shutdown, or until standard input ends."""
+    arguments = _parse_arguments()
+    handshake = _take_stdout()
+    threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
+    # Taken out, so that no child and no dump of the environment carries it.
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    server = serve(
+        arguments.host, token, built_in_model_side(arguments.host, arguments.cuda_device)
+    )
+    with handshake:
+        print(json.dumps({"port": server.port}), file=handshake)
+    server.wait()
+    sys.stderr.flush()
+    # At once: the interpreter would wait for gRPC's threads, and one may wait for a device that
+    # hangs in a collective.
+    os._exit(0)
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m workers.server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="Address to bind to.")
+    parser.add_argument("--cuda-device", type=int, default=0, help="Index of the GPU to use.")
+    parser.add_argument(
+        "--log-level",
+        type=int,
+        default=logging.WARNING,
+        help="Level of the log, as logging counts.",
+    )
+    return parser.parse_args()
+
+
+def _take_stdout() -> TextIO:
+    """Keeps standard output for the handshake; what libraries print goes to standard error."""
+    handshake = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return handshake
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _with_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,283 @@
+"""The Worker service: one rank's life in one epoch, as RPCs.
+
+It knows nothing of models: `ModelSide` does what the messages ask for, on the device thread.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from protos import worker_pb2, worker_pb2_grpc
+from workers.batch import Batch
+from workers.codec import (
+    NotBuiltError,
+    StepLimits,
+    decode_layout,
+    decode_plan,
+    encode_result,
+    encode_spec,
+    input_hash,
+    limits_of,
+)
+from workers.config import ModelSpec, WorkerConfig
+from workers.device_thread import DeviceThread
+from workers.errors import CacheError, ModelError, StepError, WorkerError
+from workers.model_side import Executor, ModelSide, Parallel, Progress
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_INTERVAL_S = 0.1
+CLOSE_TIMEOUT_S = 1.0
+MAX_DETAIL_CHARS = 4000
+
+
+class OutOfOrderError(WorkerError):
+    """The call doesn't fit what came before it: another epoch, a gap in step_id, a second load."""
+
+
+STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
+    (NotBuiltError, grpc.StatusCode.UNIMPLEMENTED),
+    (StepError, grpc.StatusCode.INVALID_ARGUMENT),
+    (OutOfOrderError, grpc.StatusCode.FAILED_PRECONDITION),
+    (ModelError, grpc.StatusCode.FAILED_PRECONDITION),
+    (CacheError, grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (WorkerError, grpc.StatusCode.INTERNAL),
+)
+
+
+class WorkerService(worker_pb2_grpc.WorkerServicer):
+    """One rank. `stopped` is set once a Shutdown was answered.
+
+    `on_serving` hears whether steps can run now.
+    """
+
+    def __init__(self, model_side: ModelSide, on_serving: Callable[[bool], None]) -> None:
+        self.stopped = threading.Event()
+        self._model_side = model_side
+        self._on_serving = on_serving
+        self._device = DeviceThread()
+        self._lock = threading.Lock()
+        self._claims: set[str] = set()
+        self._epoch: int | None = None
+        self._rank: int | None = None
+        self._store: Any = None
+        self._parallel: Parallel | None = None
+        self._executor: Executor | None = None
+        self._limits: StepLimits | None = None
+        self._next_step_id = 1
+        self._fault: str | None = None
+
+    def OpenRendezvous(
+        self, request: worker_pb2.OpenRendezvousRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.OpenRendezvousReply:
+        """Opens the store once."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            self._claim("OpenRendezvous")
+            if request.world_size < 2:
+                raise StepError(f"world_size={request.world_size} must be at least 2")
+            self._store, port = self._device.run(
+                lambda: self._model_side.open_rendezvous(request.world_size)
+            )
+            return worker_pb2.OpenRendezvousReply(port=port)
+
+    def Initialize(
+        self, request: worker_pb2.InitializeRequest, context: grpc.ServicerContext
+    ) -> Iterator[worker_pb2.InitializeReply]:
+        """Loads once; progress at most every PROGRESS_INTERVAL_S, the spec last."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            config = _config_of(request)
+            self._claim("Initialize")
+            self._rank = config.rank
+            reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+            loading = self._device.submit(lambda: self._load(config, _throttled(reports.put)))
+            loading.add_done_callback(lambda _: reports.put(None))
+            for loaded, total in iter(reports.get, None):
+                progress = worker_pb2.LoadProgress(loaded_bytes=loaded, total_bytes=total)
+                yield worker_pb2.InitializeReply(progress=progress)
+            yield worker_pb2.InitializeReply(spec=encode_spec(loading.result()))
+
+    def AllocateCache(
+        self, request: worker_pb2.AllocateCacheRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.AllocateCacheReply:
+        """Allocates once; after a refusal it may be asked again, with less."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            executor = self._executor
+            if executor is None:
+                raise OutOfOrderError("AllocateCache came before Initialize was through")
+            layout = decode_layout(request, executor.spec)
+            self._claim("AllocateCache")
+            with self._free_on_failure("AllocateCache"):
+                num_bytes = self._device.run(lambda: executor.allocate_cache(layout))
+            self._limits = limits_of(executor.spec, layout)
+            self._on_serving(True)
+            return worker_pb2.AllocateCacheReply(cache_bytes=num_bytes)
+
+    def Execute(
+        self, requests: Iterator[worker_pb2.StepRequest], context: grpc.ServicerContext
+    ) -> Iterator[worker_pb2.StepReply]:
+        """One stream at a time. After a step that was refused or failed, no other runs."""
+        with self._answering(context), self._one_stream(), self._failing_for_good():
+            for request in requests:
+                yield self._step(request, time.perf_counter())
+
+    def Shutdown(
+        self, request: worker_pb2.ShutdownRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.ShutdownReply:
+        """Answers in little more than CLOSE_TIMEOUT_S, even while a collective hangs."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            if not context.add_callback(self.stopped.set):
+                self.stopped.set()
+            leaving = self._device.submit(self._leave)
+            try:
+                leaving.result(CLOSE_TIMEOUT_S)
+            except TimeoutError:
+                logger.warning("%s: the device is busy, ending without it", self._name())
+            return worker_pb2.ShutdownReply()
+
+    def _load(self, config: WorkerConfig, on_progress: Progress) -> ModelSpec:
+        self._parallel = self._model_side.join(config, self._store)
+        self._executor = self._model_side.load(config, self._parallel, on_progress)
+        return self._executor.spec
+
+    def _step(self, request: worker_pb2.StepRequest, arrived: float) -> worker_pb2.StepReply:
+        executor, limits = self._executor, self._limits
+        if executor is None or limits is None:
+            raise OutOfOrderError("a step came before AllocateCache")
+        self._enter(request.epoch)
+        if request.step_id != self._next_step_id:
+            raise OutOfOrderError(
+                f"step_id {request.step_id} came, {self._next_step_id} was expected"
+            )
+        if request.WhichOneof("step") is None:
+            raise StepError(f"step {request.step_id} has no plan: it must carry a whole step")
+        batch = decode_plan(request.plan, limits)
+        reply = self._device.run(lambda: self._run(executor, batch, request, arrived))
+        self._next_step_id += 1
+        return reply
+
+    def _run(
+        self, executor: Executor, batch: Batch, request: worker_pb2.StepRequest, arrived: float
+    ) -> worker_pb2.StepReply:
+        prepare_us = int((time.perf_counter() - arrived) * 1e6)
+        token_ids = executor.execute_model(batch)
+        timings = executor.timings
+        return worker_pb2.StepReply(
+            epoch=request.epoch,
+            step_id=request.step_id,
+            result=encode_result(token_ids) if self._rank == 0 else None,
+            timings=worker_pb2.StepTimings(
+                prepare_us=prepare_us, forward_us=timings.forward_us, sample_us=timings.sample_us
+            ),
+            input_hash=input_hash(batch) if request.return_input_hash else None,
+        )
+
+    def _leave(self) -> None:
+        if self._parallel is not None:
+            self._parallel.close()
+
+    def _name(self) -> str:
+        return "worker without a rank" if self._rank is None else f"rank {self._rank}"
+
+    def _enter(self, epoch: int) -> None:
+        """A worker lives for one epoch: that of the first call."""
+        with self._lock:
+            if self._epoch is None:
+                self._epoch = epoch
+            if self._epoch != epoch:
+                raise OutOfOrderError(f"epoch {epoch} came, this worker is of epoch {self._epoch}")
+
+    def _claim(self, name: str) -> None:
+        with self._lock:
+            if name in self._claims:
+                raise OutOfOrderError(f"{name} was called before: a worker does it once")
+            self._claims.add(name)
+
+    @contextmanager
+    def _free_on_failure(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._claims.discard(name)
+            raise
+
+    @contextmanager
+    def _one_stream(self) -> Iterator[None]:
+        if self._fault is not None:
+            raise OutOfOrderError(f"no step can follow the one that failed: {self._fault}")
+        self._claim("Execute")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._claims.discard("Execute")
+
+    @contextmanager
+    def _failing_for_good(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError:
+            raise
+        except Exception as error:
+            self._fault = self._fault or f"{type(error).__name__}: {error}"
+            self._on_serving(False)
+            raise
+
+    @contextmanager
+    def _answering(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Ends the call with the status of what was raised."""
+        try:
+            yield
+        # The caller has left; there is nobody to answer.
+        except grpc.RpcError:
+            raise
+        except WorkerError as error:
+            code = next(code for kind, code in STATUS_BY_ERROR if isinstance(error, kind))
+            context.abort(code, str(error)[:MAX_DETAIL_CHARS])
+        except Exception as error:
+            logger.exception("%s: a call failed", self._name())
+            details = f"{type(error).__name__} on {self._name()}: {error}"
+            context.abort(grpc.StatusCode.INTERNAL, details[:MAX_DETAIL_CHARS])
+
+
+def _config_of(request: worker_pb2.InitializeRequest) -> WorkerConfig:
+    if request.tp_size < 1:
+        raise StepError(f"tp_size={request.tp_size} must be at least 1")
+    if request.rank >= request.tp_size:
+        raise StepError(f"rank={request.rank} must be less than tp_size={request.tp_size}")
+    return WorkerConfig(
+        model_path=request.model_path,
+        rank=request.rank,
+        tp_size=request.tp_size,
+        rendezvous_host=request.rendezvous_host,
+        rendezvous_port=request.rendezvous_port,
+        dtype=request.dtype,
+        device=request.device,
+        attention=request.attention,
+        num_threads=request.num_threads,
+        local_world_size=request.local_world_size,
+    )
+
+
+def _throttled(send: Callable[[tuple[int, int]], None]) -> Progress:
+    last = float("-inf")
+
+    def on_progress(loaded_bytes: int, total_bytes: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if loaded_bytes < total_bytes and now - last < PROGRESS_INTERVAL_S:
+            return
+        last = now
+        send((loaded_bytes, total_bytes))
+
+    return on_progress
