@@ -1,0 +1,199 @@
+"""Between the engine's objects and the messages of engine.proto, for both ends of its stream.
+
+K requests, arrays little-endian and without padding.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from protos import common_pb2, engine_pb2
+from runtime.errors import (
+    CapacityError,
+    InvalidRequestError,
+    LockstepError,
+    UnavailableError,
+)
+from runtime.request import (
+    EngineStats,
+    FinishReason,
+    ModelInfo,
+    Request,
+    RequestFailure,
+    RequestOutput,
+)
+from runtime.sampling_params import SamplingParams
+
+INT32 = "i"
+UINT64 = "Q"
+
+NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def encode_info(model: ModelInfo) -> engine_pb2.EngineInfo:
+    return engine_pb2.EngineInfo(
+        model=model.name,
+        model_path=model.path,
+        architecture=model.architecture,
+        vocab_size=model.vocab_size,
+        max_model_len=model.max_model_len,
+        eos_token_ids=model.eos_token_ids,
+        tp_size=model.tp_size,
+    )
+
+
+def decode_info(message: engine_pb2.EngineInfo) -> ModelInfo:
+    return ModelInfo(
+        name=message.model,
+        path=message.model_path,
+        architecture=message.architecture,
+        vocab_size=message.vocab_size,
+        max_model_len=message.max_model_len,
+        eos_token_ids=tuple(message.eos_token_ids),
+        tp_size=message.tp_size,
+    )
+
+
+def encode_stats(stats: EngineStats) -> common_pb2.EngineStats:
+    return common_pb2.EngineStats(**asdict(stats))
+
+
+def decode_stats(message: common_pb2.EngineStats) -> EngineStats:
+    return EngineStats(
+        **{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+    )
+
+
+def encode_request(request: Request) -> engine_pb2.AddRequest:
+    """The prompt's token ids must fit int32."""
+    params = asdict(request.params) | {"seed": request.seed}
+    return engine_pb2.AddRequest(
+        request_id=request.request_id,
+        prompt_token_ids=_pack(INT32, request.prompt_token_ids),
+        sampling_params=common_pb2.SamplingParams(**params),
+    )
+
+
+def decode_request(message: engine_pb2.AddRequest) -> Request:
+    """Raises InvalidRequestError: an array is cut, a parameter out of range, the seed missing."""
+    params = decode_params(message.sampling_params)
+    if params.seed is None:
+        raise InvalidRequestError("seed is missing: the frontend must draw one")
+    try:
+        prompt = _unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
+    except ValueError as error:
+        raise InvalidRequestError(str(error)) from error
+    return Request(
+        request_id=message.request_id, prompt_token_ids=prompt, params=params, seed=params.seed
+    )
+
+
+def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
+    """The fields that are set; the others take their defaults.
+
+    Raises InvalidRequestError: a field is out of range, or newer than this server.
+    """
+    refuse_unknown_fields("sampling_params", message)
+    fields: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
+    return SamplingParams(**fields)
+
+
+def refuse_unknown_fields(name: str, message: Message) -> None:
+    """Raises InvalidRequestError: a newer client asks for what this server would leave out."""
+    unknown = UnknownFieldSet(message)
+    numbers = sorted({unknown[index].field_number for index in range(len(unknown))})
+    if numbers:
+        raise InvalidRequestError(
+            f"{name} has fields that this server doesn't know, numbers {numbers}: leave them unset"
+        )
+
+
+def encode_outputs(outputs: Sequence[RequestOutput]) -> engine_pb2.StepOutputs:
+    return engine_pb2.StepOutputs(
+        request_ids=_pack(UINT64, (output.request_id for output in outputs)),
+        num_tokens=_pack(INT32, (len(output.token_ids) for output in outputs)),
+        token_ids=_pack(INT32, (token for output in outputs for token in output.token_ids)),
+        finish_reasons=bytes(output.finish_reason or NOT_FINISHED for output in outputs),
+    )
+
+
+def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
+    """Raises ValueError: the arrays don't fit together; the message names them and the numbers."""
+    request_ids = _unpack(UINT64, "request_ids", message.request_ids)
+    counts = _unpack(INT32, "num_tokens", message.num_tokens)
+    reasons = message.finish_reasons
+    token_ids = _unpack(INT32, "token_ids", message.token_ids)
+    if not len(request_ids) == len(counts) == len(reasons):
+        raise ValueError(
+            f"request_ids has {len(request_ids)} values, num_tokens {len(counts)}, "
+            f"finish_reasons {len(reasons)}: must be equal"
+        )
+    if any(count < 0 for count in counts) or sum(counts) != len(token_ids):
+        raise ValueError(f"num_tokens sum to {sum(counts)}, token_ids has {len(token_ids)} values")
+    outputs, start = [], 0
+    for request_id, count, reason in zip(request_ids, counts, reasons, strict=True):
+        outputs.append(
+            RequestOutput(
+                request_id,
+                tuple(token_ids[start : start + count]),
+                None if reason == NOT_FINISHED else FinishReason(reason),
+            )
+        )
+        start += count
+    return outputs
+
+
+def encode_failure(failure: RequestFailure) -> engine_pb2.RequestFailed:
+    return engine_pb2.RequestFailed(
+        request_id=failure.request_id, kind=_kind(failure.error), message=str(failure.error)
+    )
+
+
+def decode_failure(message: engine_pb2.RequestFailed) -> RequestFailure:
+    return RequestFailure(message.request_id, _error(message.kind, message.message))
+
+
+def _kind(error: LockstepError) -> engine_pb2.RequestFailed.Kind:
+    match error:
+        case InvalidRequestError():
+            return engine_pb2.RequestFailed.KIND_INVALID
+        case CapacityError():
+            return engine_pb2.RequestFailed.KIND_CAPACITY
+        case UnavailableError():
+            return engine_pb2.RequestFailed.KIND_UNAVAILABLE
+        case _:
+            return engine_pb2.RequestFailed.KIND_INTERNAL
+
+
+def _error(kind: engine_pb2.RequestFailed.Kind, message: str) -> LockstepError:
+    match kind:
+        case engine_pb2.RequestFailed.KIND_INVALID:
+            return InvalidRequestError(message)
+        case engine_pb2.RequestFailed.KIND_CAPACITY:
+            return CapacityError(message)
+        case engine_pb2.RequestFailed.KIND_UNAVAILABLE:
+            return UnavailableError(message)
+        case _:
+            return LockstepError(message)
+
+
+def _pack(typecode: str, values: Iterable[int]) -> bytes:
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(typecode: str, name: str, data: bytes) -> list[int]:
+    packed: array[int] = array(typecode)
+    if len(data) % packed.itemsize:
+        raise ValueError(f"{name} has {len(data)} bytes: must be a multiple of {packed.itemsize}")
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tolist()

@@ -1,0 +1,188 @@
+"""The engine's port: one stream per frontend, one message per step.
+
+The engine's thread only appends to a stream's queue; packing and sending happen on the stream's
+own thread.
+"""
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
+
+import grpc
+
+from protos import engine_pb2, engine_pb2_grpc
+from protos.auth import TokenInterceptor
+from runtime import engine_codec
+from runtime.engine import Connection, Engine, Outputs
+from runtime.errors import ConfigError, InvalidRequestError, LockstepError, UnavailableError
+from runtime.request import EngineStats, RequestFailure, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+# Each holds two threads for as long as its stream is open.
+MAX_FRONTENDS = 32
+SERVER_OPTIONS = (
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Finds out that a frontend's host is gone.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+
+class EngineServer:
+    """Serves one engine to its frontends.
+
+    Raises ConfigError: the port can't be bound. Raises ValueError: the token can't be sent.
+    """
+
+    def __init__(self, engine: Engine, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.token = token
+        self._servicer = _Servicer(engine)
+        self._server = grpc.server(
+            ThreadPoolExecutor(MAX_FRONTENDS, thread_name_prefix="engine-stream"),
+            interceptors=[TokenInterceptor(token)],
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=MAX_FRONTENDS,
+        )
+        engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
+        try:
+            self.port: int = self._server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError as error:
+            raise ConfigError(f"the engine can't listen at {host}:{port}: {error}") from error
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self, grace_s: float) -> None:
+        """Ends each stream with UNAVAILABLE once what is queued for it is sent.
+
+        Cuts those that take longer than `grace_s`. May be called twice.
+        """
+        self._servicer.stop()
+        self._server.stop(grace_s).wait()
+
+
+class _Servicer(engine_pb2_grpc.EngineServicer):
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._streams: set[_Stream] = set()
+        self._stopped = False
+
+    def Connect(
+        self,
+        request_iterator: Iterator[engine_pb2.FrontendMessage],
+        context: grpc.ServicerContext,
+    ) -> Iterator[engine_pb2.EngineMessage]:
+        stream = _Stream(self._engine)
+        with self._lock:
+            if self._stopped:
+                stream.end(UnavailableError("the engine is stopping"))
+            self._streams.add(stream)
+        if not context.add_callback(lambda: self._close(stream)):
+            self._close(stream)
+            return
+        threading.Thread(
+            target=stream.read, args=(request_iterator,), name="engine-reader", daemon=True
+        ).start()
+        logger.info("a frontend connected from %s", context.peer())
+        try:
+            yield from stream.messages()
+        except UnavailableError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except InvalidRequestError as error:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for stream in self._streams:
+                stream.end(UnavailableError("the engine is stopping"))
+
+    def _close(self, stream: "_Stream") -> None:
+        with self._lock:
+            self._streams.discard(stream)
+        stream.close()
+
+
+class _Stream:
+    """One frontend's connection to the engine, and what waits to be sent to it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        # None and errors end the stream.
+        self._outbox: SimpleQueue[Outputs | EngineStats | LockstepError | None] = SimpleQueue()
+        self._connection: Connection = engine.connect(self._outbox.put)
+
+    def read(self, messages: Iterator[engine_pb2.FrontendMessage]) -> None:
+        """Passes on what the frontend sends, until it ends the stream or breaks it."""
+        try:
+            for message in messages:
+                self._handle(message)
+            self.end(None)
+        except InvalidRequestError as error:
+            self.end(error)
+        except grpc.RpcError:  # the stream is gone, which its callback handles
+            self.end(None)
+        except Exception as error:  # the edge of the thread: the stream must not stay deaf
+            logger.exception("a frontend's messages can't be handled")
+            self.end(UnavailableError(f"the engine failed: {type(error).__name__}: {error}"))
+
+    def messages(self) -> Iterator[engine_pb2.EngineMessage]:
+        """What the frontend gets, until the stream ends. Raises the error that ends it."""
+        yield engine_pb2.EngineMessage(info=engine_codec.encode_info(self._engine.model))
+        while (item := self._outbox.get()) is not None:
+            match item:
+                case LockstepError():
+                    raise item
+                case EngineStats():
+                    yield engine_pb2.EngineMessage(stats=engine_codec.encode_stats(item))
+                case _:
+                    yield from _encode(item)
+
+    def end(self, error: LockstepError | None) -> None:
+        """Ends the stream once what is queued is sent."""
+        self._outbox.put(error)
+
+    def close(self) -> None:
+        """The stream is over, whatever the reason."""
+        self._connection.close()
+        self._outbox.put(None)
+
+    def _handle(self, message: engine_pb2.FrontendMessage) -> None:
+        match message.WhichOneof("message"):
+            case "add":
+                self._add(message.add)
+            case "abort":
+                self._connection.abort(message.abort.request_id)
+            case "stats":
+                self._outbox.put(self._engine.stats())
+            case _:
+                raise InvalidRequestError(
+                    "a frontend sent a message of a kind that this engine doesn't know: "
+                    "engine and frontends must be of the same version"
+                )
+
+    def _add(self, message: engine_pb2.AddRequest) -> None:
+        try:
+            request = engine_codec.decode_request(message)
+        except InvalidRequestError as error:
+            self._outbox.put([RequestFailure(message.request_id, error)])
+            return
+        self._connection.add(request)
+
+
+def _encode(outputs: Outputs) -> Iterator[engine_pb2.EngineMessage]:
+    tokens = [output for output in outputs if isinstance(output, RequestOutput)]
+    if tokens:
+        yield engine_pb2.EngineMessage(outputs=engine_codec.encode_outputs(tokens))
+    for failure in outputs:
+        if isinstance(failure, RequestFailure):
+            yield engine_pb2.EngineMessage(failed=engine_codec.encode_failure(failure))

@@ -1,0 +1,226 @@
+"""The frontend's end of the engine's stream: many requests on one connection.
+
+Belongs to one event loop. Going on with a request on another engine would have its place in
+`EngineClient.generate`; today a lost engine fails its requests.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Self
+
+import grpc
+import grpc.aio
+
+from protos import engine_pb2, engine_pb2_grpc
+from protos.auth import bearer
+from runtime import engine_codec
+from runtime.errors import LockstepError, UnavailableError
+from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestOutput
+from runtime.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 30.0
+CHANNEL_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+Item = RequestOutput | LockstepError
+Tokens = tuple[tuple[int, ...], FinishReason | None]
+
+
+class EngineClient:
+    """A connected engine. Made by `connect`, ended by `close` or by the engine."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
+        self.model: ModelInfo
+        self._channel = channel
+        self._outbox: asyncio.Queue[engine_pb2.FrontendMessage | None] = asyncio.Queue()
+        stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Connect(self._sent_messages(), metadata=bearer(token))
+        self._request_ids = itertools.count(1)
+        self._requests: dict[int, asyncio.Queue[Item]] = {}
+        self._stats: deque[asyncio.Future[EngineStats]] = deque()
+        self._failure: str | None = None
+        self._ended = asyncio.Event()
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, address: str, token: str) -> Self:
+        """Raises UnavailableError: nobody answers at `address`, or refuses the token."""
+        channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        client = cls(channel, token)
+        try:
+            await client._start()
+        except UnavailableError as error:
+            await client.close()
+            raise UnavailableError(f"the engine at {address} can't be used: {error}") from error
+        except asyncio.CancelledError:
+            await client.close()
+            raise
+        return client
+
+    def generate(
+        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, seed: int
+    ) -> AsyncGenerator[Tokens, None]:
+        """New tokens as they come, and the finish reason with the last of them.
+
+        Steps that came while the consumer was busy are given as one. Closing the generator or
+        cancelling its consumer aborts the request.
+
+        Raises InvalidRequestError at once: the model can't serve the request. The generator
+        raises CapacityError: the engine is full; UnavailableError: the engine is gone.
+        """
+        request = Request(
+            request_id=next(self._request_ids),
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            seed=seed,
+        )
+        request.check(self.model)  # here too: the engine's thread needn't see what can't pass
+        return self._run(request)
+
+    async def stats(self) -> EngineStats:
+        """Raises UnavailableError: the engine is gone."""
+        self._check_running()
+        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
+        self._stats.append(answer)
+        self._send(engine_pb2.FrontendMessage(stats=engine_pb2.StatsRequest()))
+        return await answer
+
+    async def wait_ended(self) -> UnavailableError:
+        """Waits until the engine can't be used any more; returns why."""
+        await self._ended.wait()
+        return UnavailableError(self._failure)
+
+    async def close(self, reason: str = "the frontend is stopping") -> None:
+        """Fails what runs with `reason` and leaves the engine. May be called twice."""
+        self._fail(reason)
+        self._call.cancel()
+        if self._reader is not None:
+            await asyncio.wait([self._reader])
+        await self._channel.close()
+
+    async def _run(self, request: Request) -> AsyncGenerator[Tokens, None]:
+        self._check_running()
+        items: asyncio.Queue[Item] = asyncio.Queue()
+        self._requests[request.request_id] = items
+        self._send(engine_pb2.FrontendMessage(add=engine_codec.encode_request(request)))
+        try:
+            finish_reason = None
+            while finish_reason is None:
+                token_ids, finish_reason = await _take(items)
+                yield token_ids, finish_reason
+        finally:
+            # Finished and failed requests have left already; this one's consumer has.
+            if self._requests.pop(request.request_id, None) is not None:
+                abort = engine_pb2.AbortRequest(request_id=request.request_id)
+                self._send(engine_pb2.FrontendMessage(abort=abort))
+
+    async def _start(self) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                message = await self._call.read()
+        except grpc.aio.AioRpcError as error:
+            raise UnavailableError(_describe(error)) from error
+        except TimeoutError as error:
+            raise UnavailableError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from error
+        if message is grpc.aio.EOF or message.WhichOneof("message") != "info":
+            raise UnavailableError("its first message isn't EngineInfo")
+        self.model = engine_codec.decode_info(message.info)
+        self._reader = asyncio.create_task(self._read(), name="engine-reader")
+
+    async def _read(self) -> None:
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                self._handle(message)
+            self._fail("the engine ended the connection")
+        except asyncio.CancelledError:  # our own `close` cancels the call
+            self._fail("the connection to the engine was closed")
+        except grpc.aio.AioRpcError as error:
+            self._fail(f"the engine is gone: {_describe(error)}")
+        except Exception as error:  # the edge of the task: nobody else would hear of it
+            logger.exception("the engine's stream can't be read")
+            self._fail(f"the engine's stream can't be read: {error}")
+            self._call.cancel()
+
+    def _handle(self, message: engine_pb2.EngineMessage) -> None:
+        match message.WhichOneof("message"):
+            case "outputs":
+                for output in engine_codec.decode_outputs(message.outputs):
+                    self._deliver(
+                        output.request_id, output, is_last=output.finish_reason is not None
+                    )
+            case "failed":
+                failure = engine_codec.decode_failure(message.failed)
+                self._deliver(failure.request_id, failure.error, is_last=True)
+            case "stats":
+                answer = self._stats.popleft()
+                if not answer.done():  # its caller may have gone
+                    answer.set_result(engine_codec.decode_stats(message.stats))
+            case other:
+                raise ValueError(f"message of kind {other} is not expected here")
+
+    def _deliver(self, request_id: int, item: Item, *, is_last: bool) -> None:
+        items = self._requests.get(request_id)
+        if items is None:  # aborted, while this was under way
+            return
+        if is_last:
+            del self._requests[request_id]
+        items.put_nowait(item)
+
+    def _fail(self, reason: str) -> None:
+        if self._failure is not None:
+            return
+        self._failure = reason
+        for items in self._requests.values():
+            items.put_nowait(UnavailableError(reason))
+        self._requests.clear()
+        for answer in self._stats:
+            if not answer.done():
+                answer.set_exception(UnavailableError(reason))
+        self._stats.clear()
+        self._outbox.put_nowait(None)
+        self._ended.set()
+
+    def _check_running(self) -> None:
+        if self._failure is not None:
+            raise UnavailableError(self._failure)
+
+    def _send(self, message: engine_pb2.FrontendMessage) -> None:
+        self._outbox.put_nowait(message)
+
+    async def _sent_messages(self) -> AsyncIterator[engine_pb2.FrontendMessage]:
+        while (message := await self._outbox.get()) is not None:
+            yield message
+
+
+async def _take(items: asyncio.Queue[Item]) -> Tokens:
+    """Everything that has come for a request, waiting for the first; raises its failure.
+
+    Tokens that came before a failure are given before it.
+    """
+    item = await items.get()
+    if isinstance(item, LockstepError):
+        raise item
+    token_ids, finish_reason = list(item.token_ids), item.finish_reason
+    while finish_reason is None and not items.empty():
+        item = items.get_nowait()
+        if isinstance(item, LockstepError):
+            items.put_nowait(item)  # the last one always: it is found by the next call
+            break
+        token_ids.extend(item.token_ids)
+        finish_reason = item.finish_reason
+    return tuple(token_ids), finish_reason
+
+
+def _describe(error: grpc.aio.AioRpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,185 @@
+"""The public gRPC service, lockstep.v1.Inference."""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+
+import grpc
+import grpc.aio
+
+from protos import common_pb2, inference_pb2, inference_pb2_grpc
+from runtime.engine_codec import decode_params, encode_stats, refuse_unknown_fields
+from runtime.errors import (
+    CapacityError,
+    ConfigError,
+    InvalidRequestError,
+    LockstepError,
+    UnavailableError,
+)
+from runtime.frontend.engine_client import EngineClient
+from runtime.frontend.text import Detokenizer, Tokenizer
+from runtime.request import FinishReason
+
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+STATUS = {
+    InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    UnavailableError: grpc.StatusCode.UNAVAILABLE,
+    ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    LockstepError: grpc.StatusCode.INTERNAL,
+}
+
+
+def status_of(error: LockstepError) -> grpc.StatusCode:
+    return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Answers clients from one engine; `tokenizer` is None where the model's folder has none."""
+
+    def __init__(
+        self, engine: EngineClient, tokenizer: Tokenizer | None, *, max_prompt_bytes: int
+    ) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._max_prompt_bytes = max_prompt_bytes
+
+    # Written to the context, not yielded: a client that leaves while a message is being sent is
+    # then an exception here, which ends the request at once.
+    async def Generate(
+        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
+    ) -> None:
+        async with _reporting(context):
+            refuse_unknown_fields("the request", request)
+            params = decode_params(request.sampling_params)
+            seed = secrets.randbits(64) if params.seed is None else params.seed
+            prompt = await self._prompt_of(request)
+            outputs = self._engine.generate(prompt, params, seed=seed)
+            async with aclosing(outputs):
+                choice = _Choice(request.request_id, prompt, seed, self._tokenizer)
+                async for token_ids, finish_reason in outputs:
+                    await context.write(choice.extend(token_ids, finish_reason))
+
+    async def Tokenize(
+        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.TokenizeResponse:
+        async with _reporting(context):
+            return inference_pb2.TokenizeResponse(
+                token_ids=await self._encode("text", request.text)
+            )
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.DetokenizeResponse:
+        async with _reporting(context):
+            return inference_pb2.DetokenizeResponse(text=await self._decode(request.token_ids))
+
+    async def GetModel(
+        self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GetModelResponse:
+        model = self._engine.model
+        return inference_pb2.GetModelResponse(
+            model=model.name,
+            architecture=model.architecture,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
+            tp_size=model.tp_size,
+        )
+
+    async def GetStats(
+        self, request: inference_pb2.GetStatsRequest, context: grpc.aio.ServicerContext
+    ) -> inference_pb2.GetStatsResponse:
+        async with _reporting(context):
+            return inference_pb2.GetStatsResponse(stats=encode_stats(await self._engine.stats()))
+
+    async def _prompt_of(self, request: inference_pb2.GenerateRequest) -> list[int]:
+        match request.WhichOneof("prompt"):
+            case "text":
+                if not request.text:
+                    # Also where the tokenizer would add a token that begins every text.
+                    raise InvalidRequestError("prompt is empty: it must have at least 1 character")
+                return await self._encode("prompt", request.text)
+            case "token_ids":
+                return list(request.token_ids.ids)
+            case _:
+                raise InvalidRequestError("prompt is missing: set text or token_ids")
+
+    async def _encode(self, name: str, text: str) -> list[int]:
+        num_bytes = len(text.encode())
+        if num_bytes > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"{name} of {num_bytes} bytes is longer than "
+                f"max_prompt_bytes={self._max_prompt_bytes}"
+            )
+        return await asyncio.to_thread(self._get_tokenizer().encode, text)
+
+    async def _decode(self, token_ids: Sequence[int]) -> str:
+        model = self._engine.model
+        if len(token_ids) > model.max_model_len:
+            raise InvalidRequestError(
+                f"token_ids has {len(token_ids)} tokens: "
+                f"more than max_model_len={model.max_model_len}"
+            )
+        for extreme in (min(token_ids, default=0), max(token_ids, default=0)):
+            if not 0 <= extreme < model.vocab_size:
+                raise InvalidRequestError(
+                    f"token id {extreme} must be in [0, {model.vocab_size}), the vocabulary"
+                )
+        decode: Callable[[list[int]], str] = self._get_tokenizer().decode
+        return await asyncio.to_thread(decode, list(token_ids))
+
+    def _get_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                f"model {self._engine.model.name} has no tokenizer.json, so this server can't turn "
+                "text into tokens or back: send token_ids"
+            )
+        return self._tokenizer
+
+
+class _Choice:
+    """One choice of a request: turns its tokens into the messages of its stream."""
+
+    def __init__(
+        self, request_id: str, prompt: list[int], seed: int, tokenizer: Tokenizer | None
+    ) -> None:
+        self._request_id = request_id
+        self._num_prompt_tokens = len(prompt)
+        self._num_output_tokens = 0
+        self._seed: int | None = seed  # until it's sent
+        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
+
+    def extend(
+        self, token_ids: Sequence[int], finish_reason: FinishReason | None
+    ) -> inference_pb2.GenerateResponse:
+        self._num_output_tokens += len(token_ids)
+        response = inference_pb2.GenerateResponse(
+            request_id=self._request_id,
+            index=0,
+            token_ids=token_ids,
+            text=self._text(token_ids, is_last=finish_reason is not None),
+            seed=self._seed,
+            finish_reason=common_pb2.FinishReason.Name(finish_reason or 0),
+        )
+        self._seed = None
+        if finish_reason is not None:
+            response.usage.num_prompt_tokens = self._num_prompt_tokens
+            response.usage.num_output_tokens = self._num_output_tokens
+        return response
+
+    def _text(self, token_ids: Sequence[int], *, is_last: bool) -> str:
+        if self._detokenizer is None:
+            return ""
+        text = self._detokenizer.push(token_ids)
+        return text + self._detokenizer.finish() if is_last else text
+
+
+@asynccontextmanager
+async def _reporting(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+    try:
+        yield
+    except LockstepError as error:
+        await context.abort(status_of(error), str(error))

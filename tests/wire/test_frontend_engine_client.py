@@ -1,0 +1,184 @@
+"""The frontend's end of the engine's stream: queues, cancelled callers, a broken engine."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+
+import grpc
+import pytest
+
+from protos import engine_pb2, engine_pb2_grpc
+from runtime import engine_codec
+from runtime.engine_service import EngineServer
+from runtime.errors import InvalidRequestError, UnavailableError, WorkerError
+from runtime.frontend.engine_client import EngineClient
+from runtime.request import FinishReason, RequestFailure, RequestOutput
+from runtime.sampling_params import SamplingParams
+from tests.frontend import FakeConnection, FakeEngine, make_model
+
+pytestmark = pytest.mark.wire
+
+TOKEN = "engine-token"
+TIMEOUT_S = 30
+PARAMS = SamplingParams(max_tokens=8)
+
+
+class ScriptedEngine(engine_pb2_grpc.EngineServicer):
+    """Sends what it's given, whatever it is, then waits for the end of the stream."""
+
+    def __init__(self, messages: list[engine_pb2.EngineMessage]) -> None:
+        self._messages = messages
+
+    def Connect(self, request_iterator, context):
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        first, *rest = self._messages
+        yield first
+        next(request_iterator)
+        yield from rest
+        ended.wait(TIMEOUT_S)
+
+
+@contextmanager
+def scripted_engine(*messages: engine_pb2.EngineMessage) -> Iterator[str]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    engine_pb2_grpc.add_EngineServicer_to_server(ScriptedEngine(list(messages)), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(grace=5).wait()
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(make_model())
+
+
+@pytest.fixture
+def address(engine: FakeEngine) -> Iterator[str]:
+    server = EngineServer(engine, TOKEN)
+    server.start()
+    yield f"127.0.0.1:{server.port}"
+    server.stop(grace_s=5)
+
+
+async def added(engine: FakeEngine) -> tuple[FakeConnection, int]:
+    connection, request = await asyncio.to_thread(engine.added.get, timeout=TIMEOUT_S)
+    return connection, request.request_id
+
+
+def test_steps_that_came_meanwhile_are_one_and_a_failure_comes_after_them(
+    engine: FakeEngine, address: str
+) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        outputs = client.generate([3], PARAMS, seed=1)
+        first = asyncio.ensure_future(anext(outputs))
+        connection, request_id = await added(engine)
+        connection.sink([RequestOutput(request_id, (5,))])
+        assert await first == ((5,), None)
+        for token in (6, 7, 8):
+            connection.sink([RequestOutput(request_id, (token,))])
+        connection.sink([RequestFailure(request_id, WorkerError("rank 1 is gone"))])
+        await client.stats()  # comes after them on the stream
+        assert await anext(outputs) == ((6, 7, 8), None)
+        with pytest.raises(UnavailableError, match="rank 1 is gone"):
+            await anext(outputs)
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_nothing_follows_the_finish(engine: FakeEngine, address: str) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        outputs = client.generate([3], PARAMS, seed=1)
+        first = asyncio.ensure_future(anext(outputs))
+        connection, request_id = await added(engine)
+        connection.sink([RequestOutput(request_id, (5,), FinishReason.LENGTH)])
+        assert await first == ((5,), FinishReason.LENGTH)
+        with pytest.raises(StopAsyncIteration):
+            await anext(outputs)
+        await client.close()
+        assert engine.aborted.empty()
+
+    asyncio.run(main())
+
+
+def test_closing_the_generator_aborts(engine: FakeEngine, address: str) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        async with aclosing(client.generate([3], PARAMS, seed=1)) as outputs:
+            first = asyncio.ensure_future(anext(outputs))
+            connection, request_id = await added(engine)
+            connection.sink([RequestOutput(request_id, (5,))])
+            await first
+        assert await asyncio.to_thread(engine.aborted.get, timeout=TIMEOUT_S) == request_id
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_that_cannot_pass_is_refused_at_once(engine: FakeEngine, address: str) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        with pytest.raises(InvalidRequestError, match="token id 600 must be in"):
+            client.generate([600], PARAMS, seed=1)
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_caller_that_left_does_not_shift_the_answers(engine: FakeEngine, address: str) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        leaving = asyncio.ensure_future(client.stats())
+        await asyncio.sleep(0)  # let it ask
+        leaving.cancel()
+        assert await client.stats() == engine.stats()
+        await client.close()
+        assert leaving.cancelled()
+
+    asyncio.run(main())
+
+
+def test_close_fails_what_runs_and_what_comes(engine: FakeEngine, address: str) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        running = asyncio.ensure_future(anext(client.generate([3], PARAMS, seed=1)))
+        await added(engine)
+        await client.close()
+        await client.close()
+        later = [running, client.stats(), anext(client.generate([3], PARAMS, seed=1))]
+        for call in later:
+            with pytest.raises(UnavailableError, match="the frontend is stopping"):
+                await call
+        assert str(await client.wait_ended()) == "the frontend is stopping"
+
+    asyncio.run(main())
+
+
+def test_a_message_that_cannot_be_read_ends_the_connection() -> None:
+    info = engine_pb2.EngineMessage(info=engine_codec.encode_info(make_model()))
+    broken = engine_pb2.EngineMessage(outputs=engine_pb2.StepOutputs(request_ids=b"123"))
+
+    async def main(address: str) -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        with pytest.raises(UnavailableError, match="request_ids has 3 bytes"):
+            await anext(client.generate([3], PARAMS, seed=1))
+        assert "request_ids has 3 bytes" in str(await client.wait_ended())
+        await client.close()
+
+    with scripted_engine(info, broken) as address:
+        asyncio.run(main(address))
+
+
+def test_an_engine_of_another_protocol_is_refused() -> None:
+    async def main(address: str) -> None:
+        with pytest.raises(UnavailableError, match="first message isn't EngineInfo"):
+            await EngineClient.connect(address, TOKEN)
+
+    with scripted_engine(engine_pb2.EngineMessage()) as address:
+        asyncio.run(main(address))
