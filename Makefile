@@ -1,0 +1,64 @@
+# The same commands on a developer's machine and in CI. `make setup` runs by itself where it is due.
+
+# The first Python that will do; `make setup PYTHON=...` takes another.
+PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python3; do \
+  "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$name"; break; }; \
+  done)
+VENV := .venv
+BIN := $(VENV)/bin
+# Newer than what it was made from: the environment is up to date.
+STAMP := $(VENV)/.complete
+PYTEST := $(BIN)/python -m pytest
+# Quick tiers first: a broken core is told within seconds.
+TIERS := tests/unit tests/wire tests/cpu tests/cluster
+
+.PHONY: help setup demo test check check-full format proto hooks clean
+
+help:
+	@echo "setup       make $(VENV) and install everything"
+	@echo "demo        serve the embedded model on two ranks and stream four prompts"
+	@echo "check       lint, format, types, import contracts, generated code"
+	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
+	@echo "check-full  all tests that need no GPU"
+	@echo "format      format the code"
+	@echo "proto       make the code of protos/*.proto again"
+	@echo "hooks       install the pre-commit hooks"
+	@echo "clean       remove the environment and all that tools left"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or name it by PYTHON=" >&2; exit 1; }
+	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[demo,dev]'
+	touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python -m benchmarks.demo
+
+test: $(STAMP)
+	$(PYTEST) -m "not full and not gpu" $(TIERS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m protos.generate --check
+
+check-full: $(STAMP)
+	$(PYTEST) -m "not gpu" $(TIERS)
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: $(STAMP)
+	$(BIN)/python -m protos.generate
+
+hooks: $(STAMP)
+	$(BIN)/pre-commit install
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
