@@ -36,7 +36,7 @@ UNITS = {
 UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
-class ByteSize(click.ParamType):
+class ByteSize(click.ParamType[int]):
     """A number of bytes: 1048576, 512MiB, 2GiB."""
 
     name = "size"

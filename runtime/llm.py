@@ -15,7 +15,7 @@ from runtime.config import EngineConfig
 from runtime.driver import running_engine
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.frontend.text import Detokenizer, Tokenizer
-from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
+from runtime.request import EngineStats, FinishReason, Request, RequestFailure, RequestOutput
 from runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -86,15 +86,16 @@ class LLM:
         requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
         tokens: list[list[int]] = [[] for _ in requests]
         reasons: dict[int, FinishReason] = {}
-        with tqdm(total=len(requests), disable=not progress, file=sys.stderr, unit="prompt") as bar:
+        room = sum(request.params.max_tokens for request in requests)
+        with tqdm(total=room, disable=not progress, file=sys.stderr, unit="token") as bar:
             for output in self._run(requests):
-                tokens[output.request_id].extend(output.token_ids)
+                request_id = output.request_id
+                tokens[request_id].extend(output.token_ids)
                 if output.finish_reason is not None:
-                    reasons[output.request_id] = output.finish_reason
-                    bar.set_postfix_str(
-                        f"{sum(map(len, tokens)) / bar.format_dict['elapsed']:.1f} tokens/s"
-                    )
-                    bar.update()
+                    reasons[request_id] = output.finish_reason
+                    # An early end leaves fewer tokens to wait for.
+                    bar.total -= requests[request_id].params.max_tokens - len(tokens[request_id])
+                bar.update(len(output.token_ids))
         return [
             Completion(
                 prompt_token_ids=tuple(request.prompt_token_ids),
@@ -112,12 +113,17 @@ class LLM:
         Raises what `generate` does.
         """
         (request,) = self._make_requests([prompt], params)
-        detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids)
+        detokenizer = self._detokenizer(request)
         for output in self._run([request]):
-            text = detokenizer.push(output.token_ids)
-            if output.finish_reason is not None:
-                text += detokenizer.finish()
+            text = ""
+            if detokenizer is not None:
+                text = detokenizer.push(output.token_ids)
+                if output.finish_reason is not None:
+                    text += detokenizer.finish()
             yield Chunk(text=text, token_ids=output.token_ids, finish_reason=output.finish_reason)
+
+    def stats(self) -> EngineStats:
+        return self._engine.stats()
 
     def close(self) -> None:
         """Ends engine and workers; may be called twice."""
@@ -139,7 +145,7 @@ class LLM:
         self._closed = False
         with ExitStack() as starting:
             self._engine = starting.enter_context(running_engine(config, quiet=not progress))
-            self._tokenizer = Tokenizer.from_folder(self._engine.model.path)
+            self._tokenizer = Tokenizer.load(self._engine.model.path)
             self._closing = starting.pop_all()
 
     def _make_requests(
@@ -172,11 +178,25 @@ class LLM:
         return requests
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
-        return self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not isinstance(prompt, str):
+            return list(prompt)
+        if not prompt:
+            raise InvalidRequestError("prompt is empty: it must have at least 1 character")
+        if self._tokenizer is None:
+            raise InvalidRequestError(
+                "prompt is a text, and the model folder has no tokenizer.json: give token ids"
+            )
+        return self._tokenizer.encode(prompt)
+
+    def _detokenizer(self, request: Request) -> Detokenizer | None:
+        """None where the model has no tokenizer: its outputs have no text."""
+        if self._tokenizer is None:
+            return None
+        return Detokenizer(self._tokenizer, request.prompt_token_ids)
 
     def _text(self, request: Request, token_ids: Sequence[int]) -> str:
-        detokenizer = Detokenizer(self._tokenizer, request.prompt_token_ids)
-        return detokenizer.push(token_ids) + detokenizer.finish()
+        detokenizer = self._detokenizer(request)
+        return "" if detokenizer is None else detokenizer.push(token_ids) + detokenizer.finish()
 
     def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
         if self._closed:
