@@ -14,9 +14,9 @@ from queue import Empty, SimpleQueue
 
 from runtime.cluster.base import OnDeath, WorkerAddress
 from runtime.errors import WorkerError
+from workers.server import TOKEN_VARIABLE
 
 HOST = "127.0.0.1"
-TOKEN_VARIABLE = "LOCKSTEP_WORKER_TOKEN"
 TERMINATE_TIMEOUT_S = 2.0
 LOG_TIMEOUT_S = 1.0
 NUM_KEPT_LINES = 15

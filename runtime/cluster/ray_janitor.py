@@ -7,6 +7,7 @@ end the driver holds, so it acts when the driver says so, or is gone.
 import shutil
 import signal
 import sys
+import time
 
 import psutil
 
@@ -14,6 +15,7 @@ import psutil
 MARK = "LOCKSTEP_RAY_FOLDER"
 
 END_TIMEOUT_S = 2.0
+POLL_INTERVAL_S = 0.05
 MAX_ROUNDS = 3
 
 
@@ -43,9 +45,30 @@ def _marked(folder: str) -> list[psutil.Process]:
 
 def _end(processes: list[psutil.Process]) -> None:
     _signal(processes, signal.SIGTERM)
-    _, alive = psutil.wait_procs(processes, END_TIMEOUT_S)
+    alive = _wait(processes)
     _signal(alive, signal.SIGKILL)
-    psutil.wait_procs(alive, END_TIMEOUT_S)
+    _wait(alive)
+
+
+def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Returns those that still run after END_TIMEOUT_S.
+
+    By asking again and again: they are others' children, of whose end nothing tells, and one that
+    their parent doesn't reap stays in the table as a zombie.
+    """
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while alive := [process for process in processes if _runs(process)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_INTERVAL_S)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:

@@ -263,10 +263,12 @@ def test_shutdown_is_answered_while_the_device_hangs() -> None:
         client.initialize()
         client.allocate_cache()
         model.gate.clear()
-        client.stub.Execute(iter([step(1)]), timeout=TIMEOUT_S, metadata=client.metadata)
+        # Kept: gRPC cancels a call that nobody holds.
+        hanging = client.stub.Execute(iter([step(1)]), timeout=TIMEOUT_S, metadata=client.metadata)
         assert model.started.wait(TIMEOUT_S)
 
         client.shutdown()
 
         assert server.stopped.wait(TIMEOUT_S)
+        assert hanging.is_active()
         assert not model.gate.is_set()
