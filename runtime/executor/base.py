@@ -16,5 +16,8 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends the ranks. May be called twice, and after a WorkerError."""
+        """Takes no more steps; a running `execute` raises WorkerError.
+
+        From any thread, also twice and after a WorkerError. The ranks end with their group.
+        """
         ...

@@ -1,0 +1,83 @@
+"""Offline generation, and `lockstep generate`, on real worker processes."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from runtime.errors import InvalidRequestError, UnavailableError
+from runtime.llm import LLM
+from runtime.request import FinishReason
+from runtime.sampling_params import SamplingParams
+from tests.tiny_models import VOCABULARY, save_tiny_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+GREEDY = SamplingParams(max_tokens=6, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save_tiny_model(tmp_path_factory.mktemp("llama"))
+    with LLM(str(folder), progress=False) as llm:
+        yield llm
+
+
+def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
+    prompts = [[1, 2, 3], [4], [5, 6]]
+    lengths = [SamplingParams(max_tokens=n, temperature=0) for n in (9, 1, 4)]
+    completions = llm.generate(prompts, lengths)
+    assert [each.prompt_token_ids for each in completions] == [(1, 2, 3), (4,), (5, 6)]
+    assert [len(each.token_ids) for each in completions] == [9, 1, 4]
+    assert {each.finish_reason for each in completions} == {FinishReason.LENGTH}
+
+
+def test_a_stream_is_what_generate_gives(llm: LLM) -> None:
+    chunks = list(llm.stream([1, 2, 3], GREEDY))
+    (completion,) = llm.generate([[1, 2, 3]], GREEDY, progress=False)
+    assert tuple(token for chunk in chunks for token in chunk.token_ids) == completion.token_ids
+    assert [chunk.finish_reason for chunk in chunks] == [None] * 5 + [FinishReason.LENGTH]
+
+
+def test_a_stream_that_is_closed_ends_its_request(llm: LLM) -> None:
+    stream = llm.stream([1], SamplingParams(max_tokens=200, ignore_eos=True))
+    next(stream)
+    stream.close()
+    llm.generate([[1]], GREEDY, progress=False)
+    assert llm.stats().num_running == 0
+
+
+def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM) -> None:
+    steps = llm.stats().num_steps
+    with pytest.raises(InvalidRequestError, match=rf"prompts\[1\]: prompt token id {VOCABULARY}"):
+        llm.generate([[1], [VOCABULARY]], GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"prompts\[0\]: .*tokenizer"):
+        llm.generate("a text for a model without a tokenizer", GREEDY)
+    with pytest.raises(InvalidRequestError, match=r"prompts\[1\]: prompt is empty"):
+        llm.generate([[1], ""], GREEDY)
+    with pytest.raises(InvalidRequestError, match="params has 1 entries for 2 prompts"):
+        llm.generate([[1], [2]], [GREEDY])
+    assert llm.stats().num_steps == steps
+
+
+def test_a_closed_llm_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    llm = LLM(str(save_tiny_model(tmp_path_factory.mktemp("llama"))), progress=False)
+    llm.close()
+    llm.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        llm.generate([[1]], GREEDY)
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+@pytest.mark.full
+def test_generate_streams_to_the_terminal() -> None:
+    command = [sys.executable, "-m", "runtime", "generate", "The capital of France is"]
+    options = ["--launcher=local", "--temperature=0", "--max-tokens=8"]
+    ran = subprocess.run(
+        command + options, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "Paris" in ran.stdout
