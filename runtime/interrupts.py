@@ -8,12 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-import psutil
-
 logger = logging.getLogger(__name__)
 
-# Everything is over so long after the signal: by the usual way, or by force.
-END_WITHIN_S = 8.0
+# So long may the usual way take. What then is left needs some time to notice.
+END_WITHIN_S = 7.0
 
 
 class Interrupted(SystemExit):
@@ -28,12 +26,14 @@ def interruptible() -> Iterator[None]:
     """Turns the first SIGINT or SIGTERM into Interrupted in the main thread, ignores later ones.
 
     What runs is expected to clean up as the exception passes. If that hasn't come to an end in
-    time, all child processes are killed and this one ends.
+    time, this process ends all the same: its children end with it, each in its own way.
     """
-    watchdog = threading.Timer(END_WITHIN_S, kill_everything)
+    watchdog = threading.Timer(END_WITHIN_S, end_at_once)
     watchdog.daemon = True
+    received: list[int] = []
 
     def interrupt(signal_number: int, frame: FrameType | None) -> None:
+        received.append(signal_number)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         watchdog.start()
@@ -44,17 +44,19 @@ def interruptible() -> Iterator[None]:
     }
     try:
         yield
+    except BaseException as error:
+        if not received:
+            raise
+        # Ray turns our exception into a SystemExit of its own; other libraries into errors.
+        if not isinstance(error, SystemExit):
+            logger.warning("while ending after a signal: %r", error)
+        raise Interrupted(received[0]) from error
     finally:
         watchdog.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def kill_everything() -> None:
-    logger.error("not over %s s after the signal: killing what is left", END_WITHIN_S)
-    for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue  # it ended by itself
+def end_at_once() -> None:
+    logger.error("not over %s s after the signal: ending at once", END_WITHIN_S)
     os._exit(1)

@@ -9,7 +9,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 
@@ -24,7 +26,7 @@ MAX_FOLDER_CHARS = 43
 # Ray's least is 75 MiB; its default, a third of the memory, is memory that the ranks want.
 OBJECT_STORE_BYTES = 80 << 20
 
-JANITOR_TIMEOUT_S = 15.0
+JANITOR_TIMEOUT_S = 6.0
 
 
 @contextmanager
@@ -35,21 +37,39 @@ def own_ray(*, num_cpus: int) -> Iterator[None]:
     """
     _set_environment()
     folder = _make_folder()
-    with _janitor(folder):
+    with (
+        _janitor(folder),
+        _marking(folder),
+        connection(
+            address="local",
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            configure_logging=False,
+            log_to_driver=True,
+            _temp_dir=folder,
+        ),
+    ):
+        yield
+
+
+@contextmanager
+def connection(**options: Any) -> Iterator[None]:
+    """`ray.init` and `ray.shutdown`, in a thread of their own; an interrupt waits for both.
+
+    In the main thread, an exception that a signal raises in the middle crashes Ray's native code.
+    The thread stays until the end, as the kernel ends Ray's processes with the thread that started
+    them.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="ray") as thread, _quiet_ray():
         try:
-            with keeping_signals(), _quiet_ray(), _marking(folder):
-                ray.init(
-                    address="local",
-                    num_cpus=num_cpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    configure_logging=False,
-                    log_to_driver=True,
-                    _temp_dir=folder,
-                )
+            thread.submit(ray.init, **options).result()
+            if threading.current_thread() is threading.main_thread():
+                # Ray's native code has put a handler in place that prints its stack.
+                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
             yield
         finally:
-            ray.shutdown()
+            thread.submit(ray.shutdown).result()
 
 
 @contextmanager
@@ -65,7 +85,7 @@ def _janitor(folder: str) -> Iterator[None]:
         assert janitor.stdin is not None
         janitor.stdin.close()
         if janitor.wait(JANITOR_TIMEOUT_S) != 0:
-            logger.warning("some of Ray's files were not removed: %s", folder)
+            logger.warning("some of Ray was not removed: %s", folder)
 
 
 @contextmanager
@@ -75,19 +95,6 @@ def _marking(folder: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[ray_janitor.MARK]
-
-
-@contextmanager
-def keeping_signals() -> Iterator[None]:
-    """`ray.init` installs a handler for SIGTERM; this puts back what was there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager

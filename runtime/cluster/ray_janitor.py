@@ -5,7 +5,6 @@ end the driver holds, so it acts when the driver says so, or is gone.
 """
 
 import shutil
-import signal
 import sys
 import time
 
@@ -14,69 +13,50 @@ import psutil
 # In the environment of every process of that Ray: its folder.
 MARK = "LOCKSTEP_RAY_FOLDER"
 
-END_TIMEOUT_S = 2.0
+END_TIMEOUT_S = 4.0
 POLL_INTERVAL_S = 0.05
-MAX_ROUNDS = 3
 
 
 def main() -> None:
     folder = sys.argv[1]
     sys.stdin.buffer.read()
-    # Again, as one that is ending may have started another.
-    for _ in range(MAX_ROUNDS):
-        processes = _marked(folder)
-        if not processes:
-            break
-        _end(processes)
-    shutil.rmtree(folder)
-
-
-def _marked(folder: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == folder:
-                found.append(process)
-        # Gone meanwhile, or another user's.
-        except psutil.Error:
-            continue
-    return found
-
-
-def _end(processes: list[psutil.Process]) -> None:
-    _signal(processes, signal.SIGTERM)
-    alive = _wait(processes)
-    _signal(alive, signal.SIGKILL)
-    _wait(alive)
-
-
-def _wait(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Returns those that still run after END_TIMEOUT_S.
-
-    By asking again and again: they are others' children, of whose end nothing tells, and one that
-    their parent doesn't reap stays in the table as a zombie.
-    """
     deadline = time.monotonic() + END_TIMEOUT_S
-    while alive := [process for process in processes if _runs(process)]:
-        if time.monotonic() > deadline:
-            break
+    # Again until none is found: one that is ending may have started another. Killed, as they were
+    # asked before, or have nobody left who needs them.
+    while (processes := belonging_to(folder)) and time.monotonic() < deadline:
+        for process in processes:
+            _kill(process)
         time.sleep(POLL_INTERVAL_S)
-    return alive
+    shutil.rmtree(folder)
+    if processes:
+        sys.exit(f"still running: {', '.join(map(str, processes))}")
 
 
-def _runs(process: psutil.Process) -> bool:
+def belonging_to(folder: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter() if _belongs(process, folder)]
+
+
+def _belongs(process: psutil.Process, folder: str) -> bool:
+    """By the mark in its environment, or by its title and the logs it writes.
+
+    Setting a title may overwrite the environment.
+    """
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        if process.environ().get(MARK) == folder:
+            return True
+        titled = any(word.startswith("ray::") for word in process.cmdline())
+        return titled and any(file.path.startswith(folder) for file in process.open_files())
+    except psutil.Error:  # gone meanwhile, or another user's
         return False
 
 
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        try:
-            process.send_signal(number)
-        except psutil.NoSuchProcess:
-            continue
+def _kill(process: psutil.Process) -> None:
+    try:
+        process.kill()
+    except psutil.NoSuchProcess:
+        return  # it ended by itself
 
 
 if __name__ == "__main__":

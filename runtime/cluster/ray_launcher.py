@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from runtime.cluster.base import OnDeath, WorkerAddress
-from runtime.cluster.own_ray import keeping_signals, own_ray
+from runtime.cluster.own_ray import connection, own_ray
 from runtime.errors import ConfigError, WorkerError
 from workers.actor import ActorAddress, WorkerActor
 
@@ -160,15 +160,14 @@ def _joined(address: str) -> Iterator[None]:
             f"ray_address={address} must be host:port of the cluster's head: "
             "Ray Client can't tell which node the driver is on"
         )
-    try:
-        with keeping_signals():
-            ray.init(address=address, configure_logging=False, log_to_driver=True)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"ray_address={address} can't be joined: {error}") from error
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(
+                connection(address=address, configure_logging=False, log_to_driver=True)
+            )
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"ray_address={address} can't be joined: {error}") from error
         yield
-    finally:
-        ray.shutdown()
 
 
 def _in_short(error: BaseException) -> str:

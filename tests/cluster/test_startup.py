@@ -114,7 +114,8 @@ def test_a_signal_at_any_moment_of_start_up(llama: Path, launcher: str, moment_s
     while time.monotonic() < until and server.process.poll() is None:
         server.remember_family()
     code = server.stop(signal.SIGINT)
-    assert code in (0, 128 + signal.SIGINT, -signal.SIGINT), server.process.args
+    # 0: it served already. Before Python runs our code, the signal ends the interpreter itself.
+    assert code in (0, 128 + signal.SIGINT, -signal.SIGINT)
     assert server.survivors() == []
     assert temporary_folders() == folders
 
