@@ -20,6 +20,7 @@ from runtime.interrupts import Interrupted
 
 ENGINE_TOKEN_VARIABLE = "LOCKSTEP_ENGINE_TOKEN"
 API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
+ENGINE_STOP_S = 1.0
 FRONTEND_STOP_S = 3.0
 
 
@@ -42,9 +43,13 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
             ).start()
             try:
-                return engine.wait()
+                ended = engine.wait()
             except Interrupted:
                 return None
+            # Its clients are to hear why, by way of the frontend, which ends with its engine.
+            server.stop(grace_s=ENGINE_STOP_S)
+            wait_for_end(frontend)
+            return ended
 
 
 @contextmanager
@@ -54,7 +59,7 @@ def engine_server(engine: Engine) -> Iterator[EngineServer]:
     try:
         yield server
     finally:
-        server.stop(grace_s=1.0)
+        server.stop(grace_s=ENGINE_STOP_S)
 
 
 def check_port_is_free(host: str, port: int) -> None:
@@ -91,13 +96,18 @@ def frontend_process(
         yield process
     finally:
         process.terminate()
-        try:
-            process.wait(FRONTEND_STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        wait_for_end(process)
         assert process.stdout is not None
         process.stdout.close()
+
+
+def wait_for_end(process: "subprocess.Popen[str]") -> None:
+    """Waits for FRONTEND_STOP_S, then kills."""
+    try:
+        process.wait(FRONTEND_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def read_ready_line(frontend: "subprocess.Popen[str]") -> int:

@@ -17,7 +17,7 @@ import click
 
 from runtime.config import EngineConfig, FrontendConfig
 from runtime.errors import ConfigError, LockstepError
-from runtime.interrupts import interruptible
+from runtime.interrupts import interruptible, until_signal
 from runtime.sampling_params import SamplingParams
 
 EXIT_ERROR = 1
@@ -184,7 +184,7 @@ def frontend(engine: str, verbose: bool, **values: Any) -> None:
     config = pick(FrontendConfig, values)
     if not config.api_key:
         raise ConfigError("api_key is not set: clients need one (--api-key, LOCKSTEP_API_KEY)")
-    asyncio.run(run_frontend(config, engine, token, announce))
+    asyncio.run(until_signal(run_frontend(config, engine, token, announce)))
 
 
 def announce(port: int) -> None:

@@ -1,12 +1,14 @@
 """Ctrl-C and SIGTERM end everything in bounded time, whatever runs."""
 
+import asyncio
 import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,20 @@ def interruptible() -> Iterator[None]:
         watchdog.cancel()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Runs `work`, cancelled by SIGINT or SIGTERM; a cancelled one is a good end.
+
+    For event loops, in which Interrupted would hit whatever runs at that moment.
+    """
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        logger.info("ended by a signal")
 
 
 def end_at_once() -> None:

@@ -1,0 +1,55 @@
+"""A rank or a frontend dies under a running request: the client hears why, and all of it ends."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from tests.cluster.stack import END_S, Server, request
+from tests.tiny_models import save_tiny_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    model = save_tiny_model(tmp_path)
+    server = Server(f"--model={model}", "--launcher=local", "--tp=2").wait_until_ready()
+    yield server
+    for process in server.family:
+        if process.is_running():
+            process.kill()
+    server.process.kill()
+    server.process.communicate()
+
+
+def member(server: Server, word: str) -> psutil.Process:
+    """The last process of the server's family with `word` on its command line."""
+    return [each for each in server.family if word in each.cmdline()][-1]
+
+
+@pytest.mark.parametrize(("victim", "said"), [("workers.server", "rank"), ("frontend", "frontend")])
+def test_a_death_is_told_and_ends_the_server(server: Server, victim: str, said: str) -> None:
+    endless = request([1, 2, 3], max_tokens=250, ignore_eos=True)
+    streams = [server.stub().Generate(endless, metadata=server.key) for _ in range(8)]
+    for stream in streams:
+        next(stream)
+    member(server, victim).send_signal(signal.SIGKILL)
+    codes = set()
+    for stream in streams:
+        with pytest.raises(grpc.RpcError) as loss:
+            list(stream)
+        codes.add(loss.value.code())
+    assert codes == {grpc.StatusCode.UNAVAILABLE}
+    _, errors = server.process.communicate(timeout=END_S)
+    assert server.process.returncode == 1
+    assert said in errors.strip().splitlines()[-1]
+    assert server.survivors() == []
+
+
+def test_nothing_outlives_a_driver_that_is_killed(server: Server) -> None:
+    server.process.kill()
+    assert server.survivors() == []
