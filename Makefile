@@ -12,6 +12,12 @@ PYTEST := $(BIN)/python -m pytest
 # Quick tiers first: a broken core is told within seconds.
 TIERS := tests/unit tests/wire tests/cpu tests/cluster
 
+# Not so where its Python is gone, or the folder was moved: what pip wrote holds absolute paths.
+HEALTHY = $(BIN)/python -c 'import pip' 2>/dev/null && grep -q "$(CURDIR)/$(VENV)$$" $(VENV)/pyvenv.cfg
+ifneq ($(shell $(HEALTHY) && echo yes),yes)
+.PHONY: $(STAMP)
+endif
+
 .PHONY: help setup demo test check check-full format proto hooks clean
 
 help:
@@ -29,7 +35,7 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or name it by PYTHON=" >&2; exit 1; }
-	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	$(HEALTHY) || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[demo,dev]'
 	touch $@

@@ -67,7 +67,8 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates from one prompt and streams what it generates.
         INVALID_ARGUMENT: a field is out of range; the message names field, value and limit.
-        RESOURCE_EXHAUSTED: the engine is full; try again later. UNAVAILABLE: the engine is gone or not ready.
+        UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED is kept for an engine that is full: today its queue
+        has no limit, and this status comes from gRPC alone, for a message of more than 64 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

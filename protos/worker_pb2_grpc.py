@@ -88,7 +88,7 @@ class WorkerServicer:
 
     def Execute(self, request_iterator, context):
         """Runs steps in order. A gap in step_id, another epoch or a malformed message ends the stream with FAILED_PRECONDITION
-        or INVALID_ARGUMENT; a step that raises ends it with INTERNAL.
+        or INVALID_ARGUMENT, a message that asks for what isn't built with UNIMPLEMENTED, a step that raises with INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

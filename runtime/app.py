@@ -30,21 +30,24 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
     Raises ConfigError: the configuration can't be served; nothing is left running.
     """
     check_port_is_free(frontend_config.host, frontend_config.port)
-    api_key = frontend_config.api_key or secrets.token_urlsafe(24)
+    made_key = None if frontend_config.api_key is not None else secrets.token_urlsafe(24)
+    api_key = made_key or frontend_config.api_key or ""
     with running_engine(engine_config) as engine, engine_server(engine) as server:
         address = f"127.0.0.1:{server.port}"
         with frontend_process(frontend_config, address, server.token, api_key) as frontend:
             port = read_ready_line(frontend)
-            if frontend_config.api_key is None:
-                print(f"lockstep: api key (made for this run): {api_key}", flush=True)
-            name = engine.model.name
-            print(f"lockstep: serving {name} on {frontend_config.host}:{port}", flush=True)
-            threading.Thread(
+            watch = threading.Thread(
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
-            ).start()
+            )
+            watch.start()
             try:
+                if made_key is not None:
+                    print(f"lockstep: api key (made for this run): {made_key}", flush=True)
+                host = frontend_config.host
+                shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+                print(f"lockstep: serving {engine.model.name} on {shown}", flush=True)
                 ended = engine.wait()
-            except Interrupted:
+            except Interrupted:  # the good end of a server
                 return None
             # Its clients are to hear why, by way of the frontend, which ends with its engine.
             server.stop(grace_s=ENGINE_STOP_S)
@@ -86,7 +89,8 @@ def frontend_process(
     ]
     secrets_of_child = {ENGINE_TOKEN_VARIABLE: engine_token, API_KEY_VARIABLE: api_key}
     process = subprocess.Popen(
-        [sys.executable, "-m", "runtime", "frontend", f"--engine={engine_address}", *flags],
+        # -P: a folder called `runtime` in the current directory must not be taken for ours.
+        [sys.executable, "-P", "-m", "runtime", "frontend", f"--engine={engine_address}", *flags],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | secrets_of_child,

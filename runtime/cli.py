@@ -26,14 +26,9 @@ EXIT_CONFIG = 2
 UNITS = {
     "": 1,
     "b": 1,
-    "k": 1000,
-    "kb": 1000,
-    "m": 1000**2,
-    "mb": 1000**2,
-    "g": 1000**3,
-    "gb": 1000**3,
+    **{f"{prefix}{b}": 1000**n for n, prefix in enumerate("kmgt", 1) for b in ("", "b")},
+    **{f"{prefix}ib": 1024**n for n, prefix in enumerate("kmgt", 1)},
 }
-UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
 
 class ByteSize(click.ParamType[int]):
@@ -83,6 +78,7 @@ def make_option(
         show_default=field.default is not None,
         help=field.metadata["help"],
         envvar=field.metadata["envvar"],
+        show_envvar=True,
     )
 
 
@@ -99,7 +95,27 @@ def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> 
         raise ConfigError(
             f"config file {path}: unknown key {unknown[0]!r}; keys are the options with _ for -"
         )
+    for each in ctx.command.params:
+        if each.name in values and not fits(each.type, values[each.name]):
+            raise ConfigError(
+                f"config file {path}: {each.name}={values[each.name]!r} must be {each.type.name}"
+            )
     ctx.default_map = values
+
+
+def fits(kind: click.ParamType[Any], value: object) -> bool:
+    """Whether a TOML value is one of an option's kind; click would make 1 of 1.5 and of true."""
+    match kind:
+        case click.types.BoolParamType():
+            return isinstance(value, bool)
+        case click.types.IntParamType():
+            return type(value) is int
+        case click.types.FloatParamType():
+            return type(value) in (int, float)
+        case ByteSize():
+            return type(value) in (int, str)
+        case _:
+            return isinstance(value, str)
 
 
 config_option = click.option(

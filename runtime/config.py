@@ -9,6 +9,9 @@ from typing import Literal
 from runtime.errors import ConfigError
 from runtime.options import option
 
+# Half of the largest message that a frontend takes, so that the refusal of a longer prompt is ours.
+MAX_PROMPT_BYTES = 32 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -59,27 +62,34 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("tp", "block_size", "max_num_batched_tokens", "max_num_seqs"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            require(value >= 1, f"{name}={value} must be at least 1")
         for name in ("step_timeout_s", "startup_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be more than 0")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
-                f"max_num_seqs={self.max_num_seqs}: a full decode step needs one token each"
-            )
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(
-                f"max_model_len={self.max_model_len} must be at least 2: "
-                "a prompt token and an output token"
-            )
-        if self.kv_memory is not None and self.kv_memory < 1:
-            raise ConfigError(f"kv_memory={self.kv_memory} must be at least 1 byte")
-        if self.threads_per_rank < 0:
-            raise ConfigError(f"threads_per_rank={self.threads_per_rank} must be at least 0")
-        if not 0 <= self.watermark < 1:
-            raise ConfigError(f"watermark={self.watermark} must be in [0, 1)")
+            value = getattr(self, name)
+            require(value > 0, f"{name}={value} must be more than 0")
+        require(
+            self.max_num_batched_tokens >= self.max_num_seqs,
+            f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
+            f"max_num_seqs={self.max_num_seqs}: a full decode step needs one token each",
+        )
+        require(
+            self.max_model_len is None or self.max_model_len >= 2,
+            f"max_model_len={self.max_model_len} must be at least 2: "
+            "a prompt token and an output token",
+        )
+        require(
+            self.kv_memory is None or self.kv_memory >= 1,
+            f"kv_memory={self.kv_memory} must be at least 1 byte",
+        )
+        require(
+            self.ray_address is None or self.launcher == "ray",
+            f"ray_address={self.ray_address} needs launcher=ray, not launcher={self.launcher}",
+        )
+        require(
+            self.threads_per_rank >= 0,
+            f"threads_per_rank={self.threads_per_rank} must be at least 0",
+        )
+        require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +106,20 @@ class FrontendConfig:
     max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port={self.port} must be in [0, 65535]")
-        if self.max_prompt_bytes < 1:
-            raise ConfigError(f"max_prompt_bytes={self.max_prompt_bytes} must be at least 1")
+        require(0 <= self.port <= 65535, f"port={self.port} must be in [0, 65535]")
+        require(
+            1 <= self.max_prompt_bytes <= MAX_PROMPT_BYTES,
+            f"max_prompt_bytes={self.max_prompt_bytes} must be in [1, {MAX_PROMPT_BYTES}]",
+        )
+        key = self.api_key
+        if key is not None:
+            require(
+                key.isascii() and key.isprintable() and key == key.strip() != "",
+                f"api_key of {len(key)} characters must be printable ASCII, without space at its "
+                "ends, and not empty: it travels in a header",
+            )
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise ConfigError(otherwise)

@@ -143,7 +143,7 @@ def _run_converter(
 ) -> None:
     """A process of its own, since it needs torch. It ends with the caller, however that ends."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "workers.convert", str(source), str(target)],
+        [sys.executable, "-P", "-m", "workers.convert", str(source), str(target)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

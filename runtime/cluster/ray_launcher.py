@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from importlib.machinery import PathFinder
 from typing import Any
 
 import ray
@@ -14,6 +15,8 @@ import ray.exceptions
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+import protos
+import workers
 from runtime.cluster.base import OnDeath, WorkerAddress
 from runtime.cluster.own_ray import connection, own_ray
 from runtime.errors import ConfigError, WorkerError
@@ -50,6 +53,7 @@ class RayLauncher:
     def launch(self, count: int) -> list[WorkerAddress]:
         """As Launcher.launch; ranks in the order of nodes, the driver's first, then of devices."""
         deadline = time.monotonic() + self._startup_timeout_s
+        _refuse_shadows()
         self._cleanup.enter_context(_connected(self._address, count))
         group = self._place(count, deadline)
         actors = [self._make_actor(group, index) for index in range(count)]
@@ -168,6 +172,17 @@ def _joined(address: str) -> Iterator[None]:
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"ray_address={address} can't be joined: {error}") from error
         yield
+
+
+def _refuse_shadows() -> None:
+    """Ray has its workers import from the driver's current folder first."""
+    for name, ours in (("workers", workers), ("protos", protos)):
+        found = PathFinder.find_spec(name, [os.getcwd()])
+        if found is not None and found.origin is not None and found.origin != ours.__file__:
+            raise ConfigError(
+                f"the current folder has a package {name!r}, which Ray's workers would import in "
+                "place of Lockstep's: start from another folder"
+            )
 
 
 def _in_short(error: BaseException) -> str:

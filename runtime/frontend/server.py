@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2_grpc
 from protos.auth import AioTokenInterceptor
-from runtime.config import FrontendConfig
+from runtime.config import MAX_PROMPT_BYTES, FrontendConfig
 from runtime.errors import ConfigError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.grpc_service import SERVICE, InferenceService
@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 # What is under way has so long to tell its client that the server stops.
 STOP_GRACE_S = 1.0
-# Above every text that max_prompt_bytes may refuse, so that the refusal is ours and says why.
-MAX_MESSAGE_BYTES = 64 << 20
+# Above texts that max_prompt_bytes refuses, so that the refusal is ours and says why.
+MAX_MESSAGE_BYTES = 2 * MAX_PROMPT_BYTES
 # A Kubernetes probe can't send metadata.
 EXEMPT_FROM_KEY = frozenset({f"/{health.SERVICE_NAME}/"})
 SERVER_OPTIONS = (

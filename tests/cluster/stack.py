@@ -5,6 +5,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,15 +34,17 @@ class Answer:
 class Server:
     """A server process and its whole family."""
 
-    def __init__(self, *options: str, directory: Path | None = None) -> None:
+    def __init__(self, *options: str) -> None:
         self.api_key = secrets.token_hex(8)
+        # Short: Ray puts sockets below it.
+        self.temporary_folder = Path(tempfile.mkdtemp(prefix="ls"))
         self.process = subprocess.Popen(
             [sys.executable, "-m", "runtime", "serve", "--port=0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=directory,
-            env=os.environ | {"LOCKSTEP_API_KEY": self.api_key},
+            env=os.environ
+            | {"LOCKSTEP_API_KEY": self.api_key, "TMPDIR": str(self.temporary_folder)},
         )
         self.family: set[psutil.Process] = set()
 
@@ -63,6 +66,7 @@ class Server:
         """Ends the server; returns its exit code. Fails if it takes longer than is promised."""
         self.process.send_signal(with_signal)
         self.process.communicate(timeout=END_S)
+        self.temporary_folder.rmdir()  # fails if the server has left a file
         return self.process.returncode
 
     def survivors(self) -> list[psutil.Process]:

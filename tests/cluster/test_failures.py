@@ -16,7 +16,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    model = save_tiny_model(tmp_path)
+    # Positions enough that no request ends before the death does.
+    model = save_tiny_model(tmp_path, max_position_embeddings=4096)
     server = Server(f"--model={model}", "--launcher=local", "--tp=2").wait_until_ready()
     yield server
     for process in server.family:
@@ -24,6 +25,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
             process.kill()
     server.process.kill()
     server.process.communicate()
+    server.temporary_folder.rmdir()
 
 
 def member(server: Server, word: str) -> psutil.Process:
@@ -33,7 +35,7 @@ def member(server: Server, word: str) -> psutil.Process:
 
 @pytest.mark.parametrize(("victim", "said"), [("workers.server", "rank"), ("frontend", "frontend")])
 def test_a_death_is_told_and_ends_the_server(server: Server, victim: str, said: str) -> None:
-    endless = request([1, 2, 3], max_tokens=250, ignore_eos=True)
+    endless = request([1, 2, 3], max_tokens=4000, ignore_eos=True)
     streams = [server.stub().Generate(endless, metadata=server.key) for _ in range(8)]
     for stream in streams:
         next(stream)

@@ -60,7 +60,18 @@ def test_toml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("tpp = 4", "unknown key 'tpp'"), ("tp = ", "config.toml"), ("config = 1", "unknown key")],
+    [
+        ("tpp = 4", "unknown key 'tpp'"),
+        ("tp = ", "config.toml"),
+        ("config = 1", "unknown key"),
+        ("tp = 1.5", "tp=1.5 must be integer"),
+        ("tp = true", "tp=True must be integer"),
+        ("tp = [1, 2]", r"tp=\[1, 2\] must be integer"),
+        ("model = 3", "model=3 must be text"),
+        ("check_ranks = 1", "check_ranks=1 must be boolean"),
+        ("step_timeout_s = true", "step_timeout_s=True must be float"),
+        ("kv_memory = 1.5", "kv_memory=1.5 must be size"),
+    ],
 )
 def test_a_wrong_toml_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.toml"
@@ -70,7 +81,8 @@ def test_a_wrong_toml_file_is_refused(tmp_path: Path, text: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("text", "size"), [("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 kb", 1500), ("3MIB", 3 << 20)]
+    ("text", "size"),
+    [("1048576", 1 << 20), ("2GiB", 2 << 30), ("1.5 kb", 1500), ("3MIB", 3 << 20), ("1tb", 10**12)],
 )
 def test_sizes(text: str, size: int) -> None:
     assert ByteSize().convert(text, None, None) == size
@@ -92,6 +104,7 @@ def test_what_is_no_size(text: str) -> None:
         ({"kv_memory": 0}, "kv_memory=0 must be at least 1"),
         ({"threads_per_rank": -1}, "threads_per_rank=-1"),
         ({"watermark": 1.0}, "watermark=1.0 must be in"),
+        ({"ray_address": "h:1", "launcher": "local"}, "ray_address=h:1 needs launcher=ray"),
         ({"step_timeout_s": 0}, "step_timeout_s=0 must be more than 0"),
         ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be more than 0"),
     ],
@@ -101,9 +114,22 @@ def test_wrong_configuration_is_refused(values: dict[str, float], message: str) 
         EngineConfig(**values)
 
 
-def test_wrong_port_is_refused() -> None:
-    with pytest.raises(ConfigError, match="port=70000"):
-        FrontendConfig(port=70000)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"port": 70000}, r"port=70000 must be in \[0, 65535\]"),
+        ({"max_prompt_bytes": 0}, "max_prompt_bytes=0 must be in"),
+        ({"max_prompt_bytes": 200 << 20}, r"max_prompt_bytes=209715200 must be in"),
+        ({"api_key": ""}, "api_key of 0 characters must be"),
+        ({"api_key": "schlüssel"}, "must be printable ASCII"),
+        ({"api_key": " key"}, "without space at its ends"),
+    ],
+)
+def test_wrong_frontend_configuration_is_refused(
+    values: dict[str, int | str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FrontendConfig(**values)
 
 
 def test_a_signal_unwinds_once_and_the_next_is_ignored() -> None:

@@ -143,8 +143,8 @@ class Conversion:
         real = subprocess.Popen
 
         def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
-            assert command[:3] == [sys.executable, "-m", "workers.convert"]
-            self.process = real([sys.executable, "-c", script, *command[3:]], **options)
+            assert command[:4] == [sys.executable, "-P", "-m", "workers.convert"]
+            self.process = real([sys.executable, "-c", script, *command[4:]], **options)
             return self.process
 
         monkeypatch.setattr(model_files.subprocess, "Popen", start)
