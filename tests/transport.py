@@ -29,8 +29,8 @@ def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
     return np.array(values, np.int32)
 
 
-def lesson_plan(step_id: int = 1, **changes: Any) -> StepPlan:
-    """The design's example: a new request in block 7, and one that feeds its 43rd token."""
+def example_plan(step_id: int = 1, **changes: Any) -> StepPlan:
+    """The example of ARCHITECTURE: a new request in block 7, and one that feeds its 43rd token."""
     plan = StepPlan(
         step_id=step_id,
         input_ids=ints(101, 872, 2304, 1198, 345),

@@ -92,7 +92,7 @@ def test_blocks_before_the_window_are_not_read():
     assert output.isfinite().all()
 
 
-def test_metadata_of_the_lessons_batch():
+def test_metadata_of_the_batch_of_the_architecture_page():
     """Sequence 7 is new in block 7; sequence 8 holds 42 tokens in blocks 12, 23, 5."""
     batch = make_batch(
         [

@@ -40,7 +40,7 @@ def executor(folder):
     return executor
 
 
-def test_the_lessons_batch(tmp_path):
+def test_the_batch_of_the_architecture_page(tmp_path):
     folder = save_tiny_model(tmp_path, "llama", vocab_size=4096)
     executor = load_executor(folder)
     executor.allocate_cache(CacheLayout(block_size=16, num_blocks=32, groups=((0, 1, 2),)))

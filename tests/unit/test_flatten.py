@@ -25,8 +25,8 @@ def make_output(
     )
 
 
-def test_the_lessons_batch() -> None:
-    """The design's "flattened batch": a new request, and one with 42 tokens that feeds 345."""
+def test_the_batch_of_the_architecture_page() -> None:
+    """ARCHITECTURE, "A step": a new request, and one with 42 tokens that feeds 345."""
     table = BatchTable(max_num_seqs=4, num_groups=1)
     new = make_sequence(7, [101, 872, 2304, 1198])
     old = make_sequence(3, [*range(42), 345])

@@ -11,7 +11,7 @@ import torch
 from protos import worker_pb2
 from runtime.executor.codec import decode_result, encode_step
 from runtime.scheduling.step_plan import BlockTables, StepPlan
-from tests.transport import LIMITS, ints, lesson_plan, model_spec
+from tests.transport import LIMITS, example_plan, ints, model_spec
 from workers.codec import (
     NotBuiltError,
     decode_layout,
@@ -31,8 +31,8 @@ def on_the_wire(plan: StepPlan) -> worker_pb2.StepRequest:
     return worker_pb2.StepRequest.FromString(data)
 
 
-def test_the_lessons_batch_arrives_as_it_was_sent() -> None:
-    request = on_the_wire(lesson_plan(step_id=9))
+def test_the_batch_of_the_architecture_page_arrives_as_it_was_sent() -> None:
+    request = on_the_wire(example_plan(step_id=9))
 
     batch = decode_plan(request.plan, LIMITS)
 
@@ -55,7 +55,7 @@ def test_the_lessons_batch_arrives_as_it_was_sent() -> None:
 
 
 def test_a_step_that_samples_nothing_arrives() -> None:
-    request = on_the_wire(lesson_plan(sample_index=ints(), sample_sequence=ints()))
+    request = on_the_wire(example_plan(sample_index=ints(), sample_sequence=ints()))
 
     batch = decode_plan(request.plan, LIMITS)
 
@@ -64,7 +64,7 @@ def test_a_step_that_samples_nothing_arrives() -> None:
 
 def test_each_cache_group_has_its_table() -> None:
     tables = BlockTables(num_blocks=ints(2, 3), block_ids=ints(1, 2, 3, 4, 5))
-    request = on_the_wire(lesson_plan(block_tables=(tables, tables)))
+    request = on_the_wire(example_plan(block_tables=(tables, tables)))
 
     batch = decode_plan(request.plan, replace(LIMITS, num_groups=2))
 
@@ -154,7 +154,7 @@ MALFORMED = {
 def test_a_malformed_step_is_refused_and_its_array_named(
     change: Callable[[Wire], None], message: str
 ) -> None:
-    plan = on_the_wire(lesson_plan()).plan
+    plan = on_the_wire(example_plan()).plan
     change(plan)
 
     with pytest.raises(StepError, match=message):
@@ -183,7 +183,7 @@ def with_deferred_sampling(plan: Wire) -> None:
     ],
 )
 def test_what_is_not_built_is_refused_by_name(change: Callable[[Wire], None], name: str) -> None:
-    plan = on_the_wire(lesson_plan()).plan
+    plan = on_the_wire(example_plan()).plan
     change(plan)
 
     with pytest.raises(NotBuiltError, match=name):
@@ -224,7 +224,7 @@ def test_a_malformed_result_is_refused(num_tokens: list[int], message: str) -> N
 
 
 def test_the_input_hash_is_that_of_the_protocol() -> None:
-    plan = lesson_plan()
+    plan = example_plan()
     batch = decode_plan(on_the_wire(plan).plan, LIMITS)
 
     data = plan.input_ids.tobytes() + plan.positions.tobytes() + plan.query_lens.tobytes()

@@ -14,7 +14,7 @@ from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_step
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
-from tests.transport import EPOCH, TIMEOUT_S, TOKEN, FakeModel, lesson_plan, ready_worker
+from tests.transport import EPOCH, TIMEOUT_S, TOKEN, FakeModel, example_plan, ready_worker
 from workers.codec import encode_result
 
 pytestmark = pytest.mark.wire
@@ -104,7 +104,7 @@ def test_two_ranks_run_steps_and_rank_0_answers() -> None:
         channels = [client.channel for client in clients]
         executor = stack.enter_context(executing(channels, check_ranks=True))
 
-        results = [executor.execute(lesson_plan(step_id)) for step_id in (1, 2, 3)]
+        results = [executor.execute(example_plan(step_id)) for step_id in (1, 2, 3)]
 
     assert [result.step_id for result in results] == [1, 2, 3]
     assert results[0].token_ids == {2**64 - 1: (1199,), 12: (346,)}
@@ -114,9 +114,9 @@ def test_two_ranks_run_steps_and_rank_0_answers() -> None:
 def test_every_rank_gets_the_same_bytes() -> None:
     ranks = ScriptedRank(answer), ScriptedRank(answer)
     with scripted(*ranks) as channels, executing(channels) as executor:
-        executor.execute(lesson_plan(1))
+        executor.execute(example_plan(1))
 
-    expected = encode_step(lesson_plan(1), epoch=EPOCH, return_input_hash=False)
+    expected = encode_step(example_plan(1), epoch=EPOCH, return_input_hash=False)
     assert [rank.received for rank in ranks] == [[expected], [expected]]
 
 
@@ -130,7 +130,7 @@ def test_ranks_that_ran_different_inputs_are_found() -> None:
         executing(channels, check_ranks=True) as executor,
         pytest.raises(WorkerError, match=r"ranks 0 and 1 disagree in step 1: .*0001 and .*0002"),
     ):
-        executor.execute(lesson_plan(1))
+        executor.execute(example_plan(1))
 
 
 def test_a_missing_hash_is_no_agreement() -> None:
@@ -140,7 +140,7 @@ def test_a_missing_hash_is_no_agreement() -> None:
         executing(channels, check_ranks=True) as executor,
         pytest.raises(WorkerError, match="rank 1 returned no input hash for step 1"),
     ):
-        executor.execute(lesson_plan(1))
+        executor.execute(example_plan(1))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_reply_out_of_step_is_refused(changes: dict[str, int], message: str) -
         executing(channels) as executor,
         pytest.raises(WorkerError, match=message),
     ):
-        executor.execute(lesson_plan(1))
+        executor.execute(example_plan(1))
 
 
 def test_rank_0_must_have_a_result() -> None:
@@ -167,7 +167,7 @@ def test_rank_0_must_have_a_result() -> None:
         executing(channels) as executor,
         pytest.raises(WorkerError, match="rank 0 replied to step 1 without a result"),
     ):
-        executor.execute(lesson_plan(1))
+        executor.execute(example_plan(1))
 
 
 def test_a_broken_stream_is_reported_while_another_rank_hangs() -> None:
@@ -176,7 +176,7 @@ def test_a_broken_stream_is_reported_while_another_rank_hangs() -> None:
     with scripted(*ranks) as channels, executing(channels) as executor:
         before = time.monotonic()
         with pytest.raises(WorkerError, match=r"step 1 failed: rank 1: UNKNOWN: .*by zero"):
-            executor.execute(lesson_plan(1))
+            executor.execute(example_plan(1))
         took = time.monotonic() - before
         ended.set()
 
@@ -188,7 +188,7 @@ def test_a_late_rank_is_named() -> None:
     ranks = ScriptedRank(answer), ScriptedRank(never(ended))
     with scripted(*ranks) as channels, executing(channels, step_timeout_s=0.5) as executor:
         with pytest.raises(WorkerError, match="rank 1 did not reply to step 1 within step_timeout"):
-            executor.execute(lesson_plan(1))
+            executor.execute(example_plan(1))
         ended.set()
 
 
@@ -196,16 +196,16 @@ def test_no_step_follows_a_failed_one() -> None:
     rank = ScriptedRank(failing)
     with scripted(rank) as channels, executing(channels) as executor:
         with pytest.raises(WorkerError):
-            executor.execute(lesson_plan(1))
+            executor.execute(example_plan(1))
         with pytest.raises(WorkerError, match="step 1 failed: rank 0"):
-            executor.execute(lesson_plan(2))
+            executor.execute(example_plan(2))
 
     assert len(rank.received) == 1
 
 
 def test_a_refused_step_carries_the_ranks_words() -> None:
     with ready_worker(FakeModel()) as client, executing([client.channel]) as executor:
-        plan = lesson_plan(1, positions=lesson_plan().positions[:3])
+        plan = example_plan(1, positions=example_plan().positions[:3])
         with pytest.raises(WorkerError, match="INVALID_ARGUMENT: positions has 3 values"):
             executor.execute(plan)
 
@@ -215,7 +215,7 @@ def test_a_death_known_while_idle_fails_the_next_step() -> None:
     with scripted(ScriptedRank(never(ended))) as channels, executing(channels) as executor:
         executor.fail(0, "exit code 1")
         with pytest.raises(WorkerError, match="step 1 failed: rank 0: exit code 1"):
-            executor.execute(lesson_plan(1))
+            executor.execute(example_plan(1))
         ended.set()
 
 
@@ -226,7 +226,7 @@ def test_close_ends_a_running_step_and_may_be_called_twice() -> None:
 
     def run(executor: GrpcExecutor) -> None:
         with pytest.raises(WorkerError) as failure:
-            executor.execute(lesson_plan(1))
+            executor.execute(example_plan(1))
         failures.append(failure.value)
 
     with ready_worker(model) as client, executing([client.channel]) as executor:

@@ -15,7 +15,7 @@ from tests.transport import (
     TIMEOUT_S,
     Client,
     FakeModel,
-    lesson_plan,
+    example_plan,
     ready_worker,
     running_worker,
 )
@@ -29,7 +29,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 def step(step_id: int, *, epoch: int = EPOCH, **changes: Any) -> worker_pb2.StepRequest:
-    data = encode_step(lesson_plan(step_id, **changes), epoch=epoch, return_input_hash=False)
+    data = encode_step(example_plan(step_id, **changes), epoch=epoch, return_input_hash=False)
     return worker_pb2.StepRequest.FromString(data)
 
 
@@ -200,7 +200,7 @@ def test_calls_out_of_order_are_refused() -> None:
             "step 1 has no plan: it must carry a whole step",
         ),
         (
-            [step(1, positions=lesson_plan().positions[:3])],
+            [step(1, positions=example_plan().positions[:3])],
             grpc.StatusCode.INVALID_ARGUMENT,
             "positions has 3 values, input_ids has 5: must be equal",
         ),
