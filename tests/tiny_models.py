@@ -86,14 +86,19 @@ def save_tiny_model(
     config = FAMILIES[family]()
     for name, value in changes.items():
         setattr(config, name, value)
+    return save_random(folder, config, shard_size=shard_size)
+
+
+def save_random(folder: Path, config: PreTrainedConfig, *, shard_size: str = "50GB") -> Path:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(sum(family.encode()))
+    generator = torch.Generator().manual_seed(sum(folder.name.encode()))
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator) * 0.25
             # Vectors are norms and biases: kept near what they are, but all different.
             parameter.copy_(parameter + noise if parameter.dim() == 1 else noise)
-    model.save_pretrained(folder, max_shard_size=shard_size)
+    # Experts stay stacked, as the model holds them.
+    model.save_pretrained(folder, max_shard_size=shard_size, save_original_format=False)
     return folder
 
 
@@ -132,10 +137,16 @@ def load_executor(
     folder: Path,
     parallel: TensorParallel | None = None,
     on_progress: Callable[[int, int], None] = lambda loaded, total: None,
+    *,
+    dtype: str = "auto",
 ) -> ModelExecutor:
     parallel = parallel or TensorParallel(Topology(tp=1), 0, None)
     config = WorkerConfig(
-        model_path=str(folder), rank=parallel.rank, tp_size=parallel.size, num_threads=1
+        model_path=str(folder),
+        rank=parallel.rank,
+        tp_size=parallel.size,
+        dtype=dtype,
+        num_threads=1,
     )
     return ModelExecutor(config, parallel, on_progress)
 

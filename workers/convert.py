@@ -188,7 +188,7 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
         for piece in gguf["tokenizer.ggml.tokens"]
     ]
     names = {
-        f"{name}_token": pieces[gguf[f"tokenizer.ggml.{key}_token_id"]]
+        f"{name}_token": _piece(gguf, pieces, f"tokenizer.ggml.{key}_token_id")
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     }
     tokenizer = _build_tokenizer(pieces, unk_token=names["unk_token"])
@@ -210,6 +210,13 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings = {"tokenizer_class": "GemmaTokenizer", "clean_up_tokenization_spaces": False}
     _write_json(folder / "tokenizer_config.json", settings | names)
+
+
+def _piece(gguf: GgufFile, pieces: list[str], key: str) -> str:
+    token: int = gguf[key]
+    if not 0 <= token < len(pieces):
+        raise ModelError(f"{gguf.path}: {key}={token} must be in [0, {len(pieces)})")
+    return pieces[token]
 
 
 def _build_tokenizer(pieces: list[str], *, unk_token: str) -> Tokenizer:

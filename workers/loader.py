@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -24,6 +24,7 @@ ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 # Frequencies that old checkpoints store and models compute themselves.
 HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 MAX_NAMED = 5
+ROWS = 1024  # read at a time where two tensors are compared
 
 Progress = Callable[[int, int], None]
 
@@ -76,8 +77,11 @@ def match_names(
     ties = model.get_expanded_tied_weights_keys(all_submodels=True)
     for target, source in ties.items():
         alias = sources.pop(target, None)
-        if alias is not None:
-            sources.setdefault(source, alias)
+        if alias is not None and _differ(alias, sources.setdefault(source, alias)):
+            raise ModelError(
+                f"{alias.file}: {alias.name} differs from {sources[source].name}, but config.json "
+                "makes them one: set its tie_word_embeddings to false"
+            )
     _refuse("lacks", set(shapes) - set(ties) - set(sources), folder)
     ignored = [HARMLESS, *map(re.compile, model._keys_to_ignore_on_load_unexpected or ())]
     unknown = set(sources) - set(shapes)
@@ -101,11 +105,14 @@ def load_weights(
     sources: Mapping[str, StoredTensor],
     shards: Mapping[str, Shard],
     *,
-    dtype: torch.dtype,
     device: torch.device,
     on_progress: Progress,
 ) -> None:
-    """Reads this rank's part of every tensor into the model; tells (bytes read, bytes in all)."""
+    """Reads this rank's part of every tensor into the model; tells (bytes read, bytes in all).
+
+    Every tensor gets the dtype that it has in the model without weights. Raises ModelError: a
+    file is damaged.
+    """
     total = sum(_bytes_to_read(source, shards.get(name)) for name, source in sources.items())
     loaded = 0
     on_progress(loaded, total)
@@ -113,14 +120,20 @@ def load_weights(
     for name, source in sources.items():
         by_file.setdefault(source.file, []).append(name)
     for file, names in by_file.items():
-        with safe_open(file, framework="pt") as reader:
+        with _open(file) as reader:
             for name in names:
                 source, shard = sources[name], shards.get(name)
-                tensor = _read(reader, source, shard)
-                _assign(model, name, tensor.to(device=device, dtype=dtype))
+                _assign(model, name, _read(reader, source, shard), device)
                 loaded += _bytes_to_read(source, shard)
                 on_progress(loaded, total)
     model.tie_weights()
+
+
+def _open(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except SafetensorError as error:
+        raise ModelError(f"{file} can't be read: {error}; fetch it again") from error
 
 
 def _read(reader: Any, source: StoredTensor, shard: Shard | None) -> torch.Tensor:
@@ -137,13 +150,30 @@ def _read(reader: Any, source: StoredTensor, shard: Shard | None) -> torch.Tenso
     return padded
 
 
-def _assign(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
+def _assign(model: nn.Module, name: str, tensor: torch.Tensor, device: torch.device) -> None:
     path, _, own = name.rpartition(".")
     module = model.get_submodule(path)
-    if own in module._parameters:
+    empty = module._parameters.get(own)
+    if empty is not None:
+        tensor = tensor.to(device=device, dtype=empty.dtype)
         module._parameters[own] = nn.Parameter(tensor, requires_grad=False)
     else:
-        module._buffers[own] = tensor
+        module._buffers[own] = tensor.to(device=device, dtype=module.get_buffer(own).dtype)
+
+
+def _differ(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two tensors of a checkpoint have other values, looking at a few rows at a time."""
+    if one == other:
+        return False
+    if one.shape != other.shape:
+        return True
+    with _open(one.file) as mine, _open(other.file) as theirs:
+        pair = mine.get_slice(one.name), theirs.get_slice(other.name)
+        for start in range(0, one.shape[0], ROWS):
+            first, second = (rows[start : start + ROWS] for rows in pair)
+            if not torch.equal(first, second.to(first.dtype)):
+                return True
+    return False
 
 
 def _rename(
@@ -163,6 +193,8 @@ def _rename(
                 f"{source.file}: {key} must be merged with others to fit {type(model).__name__}, "
                 "which isn't built"
             )
+        if name in renamed:
+            raise ModelError(f"{source.file}: {renamed[name].name} and {key} are both {name}")
         renamed[name] = source
     return renamed
 
@@ -185,14 +217,15 @@ def _read_header(file: Path) -> dict[str, StoredTensor]:
             header = json.loads(stream.read(length))
             header.pop("__metadata__", None)
             end = max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            tensors = {name: _stored_tensor(file, name, entry) for name, entry in header.items()}
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
             raise ModelError(f"{file} isn't safetensors: its header can't be read") from error
     if size != 8 + length + end:
         raise ModelError(
             f"{file} has {size} bytes where its header asks for {8 + length + end}: it is "
             "truncated or damaged; fetch it again"
         )
-    return {name: _stored_tensor(file, name, entry) for name, entry in header.items()}
+    return tensors
 
 
 def _stored_tensor(file: Path, name: str, entry: Mapping[str, Any]) -> StoredTensor:
@@ -203,7 +236,7 @@ def _stored_tensor(file: Path, name: str, entry: Mapping[str, Any]) -> StoredTen
     return StoredTensor(
         file=file,
         name=name,
-        shape=tuple(entry["shape"]),
+        shape=tuple(map(int, entry["shape"])),
         item_bytes=ITEM_BYTES[entry["dtype"]],
     )
 

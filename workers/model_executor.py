@@ -4,7 +4,7 @@ It always sees the whole step and remembers no sequence: only weights and the KV
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
@@ -18,10 +18,11 @@ from workers.attention.reference import ReferenceAttention
 from workers.batch import Batch
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, StepError
-from workers.layers.paged_attention import AttentionCall, AttentionPass, ProbePass, StepPass
+from workers.layers.paged_attention import AttentionCall, AttentionPass, StepPass
 from workers.loader import load_weights, match_names, read_checkpoint
 from workers.models import build
-from workers.models.sharding import num_heads, shard_model
+from workers.models.probe import find_attention_calls
+from workers.models.sharding import shard_model
 from workers.parallel import TensorParallel
 from workers.sampler import Sampler, SamplingRows
 
@@ -71,7 +72,6 @@ class ModelExecutor:
             self._model,
             sources,
             shards,
-            dtype=self._dtype,
             device=self._device,
             on_progress=on_progress,
         )
@@ -176,36 +176,13 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def _probe(self) -> tuple[AttentionCall, ...]:
-        """Learns the attention calls from a forward pass of three tokens."""
-        kind = type(self._model).__name__
-        probe = ProbePass(self._reach)
-        tokens = torch.zeros(3, dtype=torch.int64)
-        try:
-            logits = self._forward(tokens, torch.arange(3), torch.tensor([2]), probe)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{kind} doesn't run on paged attention at tp={self._parallel.size}: {error}"
-            ) from error
-        layers = self._model.config.get_text_config().num_hidden_layers
-        if len(probe.calls) < layers:
-            raise ModelError(
-                f"{kind} calls attention {len(probe.calls)} times for {layers} layers: models "
-                "with recurrent layers or attention code of their own aren't served"
-            )
-        if logits.shape[0] != 1:
-            raise ModelError(f"{kind} doesn't let the rows be chosen that get logits")
-        if self._parallel.size > 1:
-            self._check_cut(probe.calls)
-        return tuple(probe.calls)
-
-    def _check_cut(self, calls: Sequence[AttentionCall]) -> None:
-        kind, whole = type(self._model).__name__, num_heads(self._model)
-        for call in calls:
-            if call.num_heads * self._parallel.size != whole:
-                raise ModelError(
-                    f"{kind}: its tensor-parallel plan puts {call.num_heads} of {whole} attention "
-                    f"heads on each of {self._parallel.size} ranks: serve it with --tp 1"
-                )
+        return find_attention_calls(
+            self._model,
+            self._forward,
+            max_positions=self._reach,
+            vocab_size=self._vocab_size,
+            tp=self._parallel.size,
+        )
 
     def _describe(self, eos_token_ids: tuple[int, ...]) -> ModelSpec:
         parameters = self._model.parameters()

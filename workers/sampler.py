@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional
 
 from workers.errors import WorkerError
 
@@ -91,13 +92,9 @@ class Sampler:
         if vocabulary <= TWO_LEVEL_VOCABULARY:
             ids = torch.arange(vocabulary, device=scaled.device)
             return (scaled + gumbel(keys, TOKEN_DOMAIN, ids)).argmax(dim=-1)
-        num_segments = -(-vocabulary // SEGMENT)
-        padding = num_segments * SEGMENT - vocabulary
-        if padding:
-            scaled = torch.nn.functional.pad(scaled, (0, padding), value=NEVER)
-        segments = scaled.view(num_rows, num_segments, SEGMENT)
+        segments = split_segments(scaled)
         weights = segments.logsumexp(dim=-1)
-        segment_ids = torch.arange(num_segments, device=scaled.device)
+        segment_ids = torch.arange(segments.shape[1], device=scaled.device)
         drawn = (weights + gumbel(keys, SEGMENT_DOMAIN, segment_ids)).argmax(dim=-1)
         within = segments[torch.arange(num_rows, device=scaled.device), drawn]
         ids = drawn[:, None] * SEGMENT + torch.arange(SEGMENT, device=scaled.device)
@@ -120,7 +117,7 @@ class Sampler:
             mass = values.double().exp().cumsum(dim=-1)
             total = mass[:, -1].clone()
             if bool(uncut[pending].any()):
-                whole = scaled[here].double().exp().sum(dim=-1)
+                whole = total_mass(scaled[here])
                 total = torch.where(uncut[pending].to(device), whole, total)
             limit = (total * top_p[pending].double().to(device))[:, None]
             # A token is kept where the more probable ones don't reach the limit yet.
@@ -133,6 +130,21 @@ class Sampler:
             pending = pending[~done]
             guess = top_k
         return tokens
+
+
+def split_segments(values: torch.Tensor) -> torch.Tensor:
+    """[R, V] -> [R, segments, SEGMENT], padded with -inf."""
+    padding = -values.shape[1] % SEGMENT
+    return functional.pad(values, (0, padding), value=NEVER).view(len(values), -1, SEGMENT)
+
+
+def total_mass(values: torch.Tensor) -> torch.Tensor:
+    """Sums of exponentials [R] float64.
+
+    By segments: torch adds up one long row in another order than several, and a row would depend
+    on its batch mates in the last bits.
+    """
+    return split_segments(values).double().exp().sum(dim=-1).sum(dim=-1)
 
 
 def most_probable(values: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

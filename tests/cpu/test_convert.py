@@ -183,6 +183,27 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path, share: float) -> No
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("eos_token_id", 99, r"eos_token_id=99 must be in \[0, 12\)"),
+        ("token_type", 1 << 63, "damaged"),
+    ],
+)
+def test_a_damaged_number_is_refused(tmp_path: Path, key: str, value: int, reason: str) -> None:
+    """A token id, and how many token types there are: both stand behind their key."""
+    source = write_gguf(tmp_path / "tiny.gguf", make_tensors())
+    content = source.read_bytes()
+    place = content.index(f"tokenizer.ggml.{key}".encode()) + len(f"tokenizer.ggml.{key}")
+    skipped, size = (4, 4) if key == "eos_token_id" else (8, 8)
+    start = place + skipped
+    changed = value.to_bytes(size, "little")
+    source.write_bytes(content[:start] + changed + content[start + size :])
+
+    with pytest.raises(ModelError, match=reason):
+        convert(source, tmp_path / "out", dtype=torch.float32, on_message=print)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.bin"
     file.write_bytes(b"PK\3\4 something else")

@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BartConfig,
     BertConfig,
     BloomConfig,
+    FalconH1Config,
+    Glm4MoeConfig,
     GptOssConfig,
     Llama4TextConfig,
     MambaConfig,
@@ -20,10 +23,12 @@ from tests.tiny_models import (
     load_executor,
     make_batch,
     make_layout,
+    save_random,
     save_tiny_model,
 )
 from workers.config import CacheLayout
 from workers.errors import CacheError, ModelError, StepError
+from workers.models.build import DTYPES
 
 pytestmark = pytest.mark.cpu
 
@@ -216,13 +221,46 @@ SMALL = {
             Llama4TextConfig(**SMALL, num_local_experts=2, attention_chunk_size=8),
             "neither causal nor a causal sliding window",
         ),
+        (
+            BartConfig(
+                vocab_size=64,
+                d_model=32,
+                encoder_layers=2,
+                decoder_layers=2,
+                decoder_ffn_dim=32,
+                decoder_attention_heads=2,
+                max_position_embeddings=64,
+            ),
+            "counts their positions by itself",
+        ),
+        (
+            FalconH1Config(**SMALL, mamba_n_heads=4, mamba_d_head=16, mamba_d_ssm=64),
+            "depend on others outside attention",
+        ),
     ],
-    ids=["recurrent", "alibi", "both-ways", "sinks", "chunks"],
+    ids=["recurrent", "alibi", "both-ways", "sinks", "chunks", "counting", "attention-and-mamba"],
 )
 def test_models_that_paged_attention_would_get_wrong_are_refused(tmp_path, config, reason):
     if config.model_type == "bloom":
         config.max_position_embeddings = 64
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    save_random(tmp_path, config)
 
     with pytest.raises(ModelError, match=reason):
         load_executor(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_tensors_have_the_precision_that_transformers_gives_them(tmp_path, dtype):
+    """What picks the experts stays in float32."""
+    config = Glm4MoeConfig(
+        **SMALL, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16
+    )
+    save_random(tmp_path, config)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPES[dtype]).state_dict()
+
+    ours = load_executor(tmp_path, dtype=dtype)._model.state_dict()
+
+    assert {name: tensor.dtype for name, tensor in ours.items()} == {
+        name: tensor.dtype for name, tensor in theirs.items()
+    }
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())

@@ -69,6 +69,22 @@ def test_an_unreadable_config(folder, content):
     assert str(folder / "config.json") in refusal(folder)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dtype": "x"},
+        {"dtype": []},
+        {"num_attention_heads": 0},
+        {"head_dim": -1},
+        {"pad_token_id": 1 << 40},
+    ],
+)
+def test_a_config_that_makes_no_sense(folder, fields):
+    change_config(folder, **fields)
+
+    assert refusal(folder)
+
+
 def test_a_model_that_generates_no_text(folder):
     change_config(folder, model_type="vit")
 
@@ -121,6 +137,22 @@ def test_a_damaged_header(folder):
     path.write_bytes(content[:8] + b"!" + content[9:])
 
     assert refusal(folder) == f"{path} isn't safetensors: its header can't be read"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("dtype", None), ("shape", None), ("dtype", "BF16"), ("dtype", 4)]
+)
+def test_a_header_that_describes_no_tensor(folder, field, value):
+    path = folder / SINGLE
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["model.norm.weight"][field] = value
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+
+    with pytest.raises(ModelError, match=str(path)):
+        load_executor(folder)
 
 
 def test_a_missing_part(parted):
@@ -193,6 +225,34 @@ def test_a_tied_head_is_stored_once_or_twice(tmp_path):
     )
 
     assert load_executor(folder).spec.parameter_bytes == once.parameter_bytes
+
+
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path):
+    """Against the configuration, transformers would leave them apart."""
+    folder = save_tiny_model(tmp_path, "llama-biased")
+    head = load_file(folder / SINGLE)["model.embed_tokens.weight"]
+    head[-1, -1] += 1
+    change_tensors(folder, **{"lm_head.weight": head})
+
+    assert "lm_head.weight differs from model.embed_tokens.weight" in refusal(folder)
+
+    change_config(folder, tie_word_embeddings=False)
+    assert load_executor(folder)._model.lm_head.weight.equal(head)
+
+
+def test_two_names_for_one_tensor(folder):
+    change_tensors(folder, **{"norm.weight": torch.ones(64)})
+
+    assert "model.norm.weight and norm.weight are both model.norm.weight" in refusal(folder)
+
+
+def test_weights_that_are_no_numbers(folder):
+    norm = load_file(folder / SINGLE)["model.norm.weight"]
+    norm[3] = float("nan")
+    change_tensors(folder, **{"model.norm.weight": norm})
+
+    with pytest.raises(ModelError, match=r"numbers that aren't finite in torch\.float32"):
+        load_executor(folder)
 
 
 def test_progress_counts_bytes_up_to_the_total_known_before(folder):

@@ -5,7 +5,14 @@ import torch
 
 from workers import sampler
 from workers.errors import WorkerError
-from workers.sampler import Sampler, SamplingRows, gumbel, most_probable, row_keys
+from workers.sampler import (
+    Sampler,
+    SamplingRows,
+    gumbel,
+    most_probable,
+    row_keys,
+    total_mass,
+)
 
 pytestmark = pytest.mark.cpu
 
@@ -168,6 +175,19 @@ def test_a_row_draws_the_same_alone_permuted_and_in_part(vocabulary):
     assert alone.equal(everyone)
     assert permuted.equal(everyone[order])
     assert in_part.equal(everyone[part])
+
+
+def test_the_mass_of_a_row_is_the_same_alone_to_the_last_bit():
+    """Of one long row torch adds the parts that its threads sum up."""
+    values = torch.randn(5, 262144, generator=torch.Generator().manual_seed(0)) * 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    together = total_mass(values)
+    alone = torch.cat([total_mass(row[None]) for row in values])
+    torch.set_num_threads(threads)
+
+    assert alone.equal(together)
+    assert together == pytest.approx(values.double().exp().sum(-1), rel=1e-14)
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens():

@@ -113,10 +113,11 @@ def attention_forward(
 
 
 class ProbePass:
-    """A dry run that answers with zeros and writes down the calls."""
+    """A dry run that writes down the calls, and answers as if each token saw itself alone."""
 
     def __init__(self, max_positions: int) -> None:
         self.calls: list[AttentionCall] = []
+        self.inputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # query, key, value
         self._max_positions = max_positions
         self._windows: dict[int, tuple[MaskRule, int]] = {}  # by the rule's id; keeps it alive
 
@@ -150,7 +151,9 @@ class ProbePass:
                 softcap=settings.softcap or 0.0,
             )
         )
-        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3])
+        self.inputs.append((query, key, value))
+        shared_by = query.shape[1] // value.shape[1]
+        return value.repeat_interleave(shared_by, dim=1).transpose(1, 2).contiguous()
 
     def _window(self, kind: str, mask: MaskRule, keyword: int | None, device: torch.device) -> int:
         if id(mask) not in self._windows:

@@ -30,14 +30,57 @@ DTYPES = {
 # Classes whose tokens and logits our tests compare with transformers'.
 CHECKED_CLASSES = frozenset(
     {
+        "ApertusForCausalLM",
+        "ArceeForCausalLM",
+        "BioGptForCausalLM",
+        "BitNetForCausalLM",
+        "Cohere2ForCausalLM",
+        "CohereForCausalLM",
+        "Ernie4_5ForCausalLM",
+        "Exaone4ForCausalLM",
         "GPT2LMHeadModel",
+        "GPTNeoXForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "GemmaForCausalLM",
+        "Glm4ForCausalLM",
+        "GlmForCausalLM",
+        "HeliumForCausalLM",
+        "HunYuanDenseV1ForCausalLM",
+        "HyperCLOVAXForCausalLM",
+        "Jais2ForCausalLM",
         "LlamaForCausalLM",
+        "Ministral3ForCausalLM",
+        "MinistralForCausalLM",
         "MistralForCausalLM",
+        "NanoChatForCausalLM",
+        "OPTForCausalLM",
+        "Olmo2ForCausalLM",
+        "Olmo3ForCausalLM",
+        "OlmoForCausalLM",
+        "PersimmonForCausalLM",
+        "Phi3ForCausalLM",
+        "PhiForCausalLM",
         "Qwen2ForCausalLM",
         "Qwen3ForCausalLM",
+        "SeedOssForCausalLM",
+        "SmolLM3ForCausalLM",
+        "Starcoder2ForCausalLM",
+        "VaultGemmaForCausalLM",
     }
+)
+# What transformers raises on a configuration that makes no sense, or that it can't do.
+TRANSFORMERS_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    StrictDataclassError,
+    TypeError,
+    ValueError,
 )
 # Their frequencies depend on the longest sequence of the batch: a request's tokens would depend
 # on its batch mates.
@@ -61,7 +104,7 @@ def read_config(folder: Path) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-    except (StrictDataclassError, ValueError, TypeError, KeyError, OSError) as error:
+    except TRANSFORMERS_ERRORS as error:
         raise ModelError(f"{path} can't be read: {error}") from error
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(
@@ -102,7 +145,7 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
                 attn_implementation=paged_attention.NAME,
                 trust_remote_code=False,
             )
-    except (ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
+    except TRANSFORMERS_ERRORS as error:
         raise ModelError(
             f"transformers can't build model_type {config.model_type!r}: {error}"
         ) from error
@@ -110,7 +153,19 @@ def build_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel
     if name not in CHECKED_CLASSES:
         logger.warning("%s was never compared with transformers: check its outputs", name)
     model.train(False).requires_grad_(False)
+    _keep_in_float32(model, dtype)
     return model
+
+
+def _keep_in_float32(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Widens what the class computes with in float32, such as the scores that pick experts."""
+    parts = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        parts |= set(model._keep_in_fp32_modules or ())
+    patterns = [re.compile(re.escape(part).replace(r"\*", ".*")) for part in parts]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if any(pattern.search(name) for pattern in patterns):
+            tensor.data = tensor.data.float()
 
 
 def initialize_buffers(model: PreTrainedModel, device: torch.device) -> None:
