@@ -68,7 +68,7 @@ class InferenceServicer:
         """Generates from one prompt and streams what it generates.
         INVALID_ARGUMENT: a field is out of range; the message names field, value and limit.
         UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED is kept for an engine that is full: today its queue
-        has no limit, and this status comes from gRPC alone, for a message of more than 64 MiB.
+        has no limit, and this status comes from gRPC alone, for a message four times as long as a prompt may be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

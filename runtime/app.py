@@ -35,7 +35,7 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
     with running_engine(engine_config) as engine, engine_server(engine) as server:
         address = f"127.0.0.1:{server.port}"
         with frontend_process(frontend_config, address, server.token, api_key) as frontend:
-            port = read_ready_line(frontend)
+            port = read_ready_line(frontend, engine_config.startup_timeout_s)
             watch = threading.Thread(
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
             )
@@ -114,10 +114,14 @@ def wait_for_end(process: "subprocess.Popen[str]") -> None:
         process.wait()
 
 
-def read_ready_line(frontend: "subprocess.Popen[str]") -> int:
-    """Waits until the frontend serves; returns its port."""
+def read_ready_line(frontend: "subprocess.Popen[str]", timeout_s: float) -> int:
+    """Waits until the frontend serves; returns its port. One that is late is killed."""
     assert frontend.stdout is not None
+    late = threading.Timer(timeout_s, frontend.kill)
+    late.daemon = True
+    late.start()
     line = frontend.stdout.readline()
+    late.cancel()
     if not line:
         raise UnavailableError(f"the frontend ended with exit code {frontend.wait()}")
     port: int = json.loads(line)["port"]
@@ -125,4 +129,4 @@ def read_ready_line(frontend: "subprocess.Popen[str]") -> int:
 
 
 def end_engine_with(engine: Engine, frontend: "subprocess.Popen[str]") -> None:
-    engine.fail(UnavailableError(f"the frontend ended with exit code {frontend.wait()}"))
+    engine.end(UnavailableError(f"the frontend ended with exit code {frontend.wait()}"))

@@ -9,8 +9,9 @@ from typing import Literal
 from runtime.errors import ConfigError
 from runtime.options import option
 
-# Half of the largest message that a frontend takes, so that the refusal of a longer prompt is ours.
 MAX_PROMPT_BYTES = 32 << 20
+MAX_TIMEOUT_S = 7 * 24 * 3600  # longer waits overflow what the operating system takes
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ class EngineConfig:
             require(value >= 1, f"{name}={value} must be at least 1")
         for name in ("step_timeout_s", "startup_timeout_s"):
             value = getattr(self, name)
-            require(value > 0, f"{name}={value} must be more than 0")
+            require(0 < value <= MAX_TIMEOUT_S, f"{name}={value} must be in (0, {MAX_TIMEOUT_S}]")
         require(
             self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "
@@ -86,8 +87,8 @@ class EngineConfig:
             f"ray_address={self.ray_address} needs launcher=ray, not launcher={self.launcher}",
         )
         require(
-            self.threads_per_rank >= 0,
-            f"threads_per_rank={self.threads_per_rank} must be at least 0",
+            0 <= self.threads_per_rank <= MAX_THREADS,
+            f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
 

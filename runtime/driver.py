@@ -54,9 +54,10 @@ def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Eng
         engine = Engine(model=model, scheduler=scheduler, executor=group.executor())
         group.on_lost(engine.fail)
         logger.info(
-            "%s on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "
+            "%s of %d bytes on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "
             "max_model_len %d",
             spec.architecture,
+            spec.parameter_bytes,
             config.tp,
             spec.attention,
             layout.num_blocks,
@@ -102,6 +103,11 @@ def resolve_max_model_len(config: EngineConfig, spec: LoadedModel, layout: Cache
 
     Raises ConfigError: the configuration asks for more.
     """
+    if spec.max_model_len < 2:
+        raise ConfigError(
+            f"the model's positions reach {spec.max_model_len} token: a prompt and an output "
+            "token need 2"
+        )
     wanted = config.max_model_len
     if wanted is None:
         reachable = min(spec.max_model_len, layout.max_sequence_tokens)

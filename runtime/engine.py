@@ -56,6 +56,7 @@ class Engine:
         self._num_output_tokens = 0
         self._failure: LockstepError | None = None
         self._ended = threading.Event()
+        self._ending: LockstepError | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
@@ -65,13 +66,19 @@ class Engine:
     def stop(self) -> None:
         """Ends the engine after the step that runs, or without it if it takes too long.
 
-        Requests that live are failed. Connections must not be used afterwards.
+        Requests that live are failed, as are those that come afterwards.
         """
-        self.fail(UnavailableError("the engine is stopping"))
-        self._inbox.put(self._stop)
-        self._thread.join(STOP_STEP_S)
+        self.end(UnavailableError("the engine is stopping"))
         self._executor.close()
+        self._inbox.put(self._stop)
         self._thread.join()
+
+    def end(self, error: LockstepError) -> None:
+        """As `fail`; waits for the step that runs, and takes its ranks away if it is too long."""
+        self.fail(error)
+        if self.wait(STOP_STEP_S) is None:
+            self._ending = error
+            self._executor.close()
 
     def fail(self, error: LockstepError) -> None:
         """Ends all steps with `error`, which every live and later request gets."""
@@ -102,6 +109,8 @@ class Engine:
     def submit(self, call: Callable[[], None]) -> None:
         """Runs `call` on the engine's thread, in order, between two steps."""
         self._inbox.put(call)
+        if self._stopped:
+            self._refuse_rest()
 
     def add(self, connection: "Connection", request: Request) -> None:
         """Admits a request or refuses it through its connection's sink. Engine's thread only."""
@@ -140,12 +149,22 @@ class Engine:
                 if self._scheduler.has_work:
                     self._step()
         except LockstepError as error:
-            self._end(error)
+            self._end(self._ending or error)
         except Exception as error:  # the edge of the thread: a bug of ours, reported to everybody
             logger.exception("the engine failed")
             self._end(UnavailableError(f"the engine failed: {type(error).__name__}: {error}"))
         while not self._stopped:
             self._inbox.get()()  # an ended engine still refuses what comes
+        self._refuse_rest()
+
+    def _refuse_rest(self) -> None:
+        """Answers what came too late for the loop; from any thread."""
+        while True:
+            try:
+                call = self._inbox.get_nowait()
+            except Empty:
+                return
+            call()
 
     def _drain_inbox(self) -> None:
         while not self._inbox.empty():

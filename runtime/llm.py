@@ -1,10 +1,12 @@
 """Offline generation: the engine in this process, without frontends."""
 
+import atexit
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from operator import index
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -128,6 +130,7 @@ class LLM:
     def close(self) -> None:
         """Ends engine and workers; may be called twice."""
         self._closed = True
+        atexit.unregister(self.close)
         self._closing.close()
 
     def __enter__(self) -> Self:
@@ -147,12 +150,19 @@ class LLM:
             self._engine = starting.enter_context(running_engine(config, quiet=not progress))
             self._tokenizer = Tokenizer.load(self._engine.model.path)
             self._closing = starting.pop_all()
+        # While threads and gRPC still work, which at the interpreter's end they don't.
+        atexit.register(self.close)
 
     def _make_requests(
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
     ) -> list[Request]:
+        if params is not None and not isinstance(params, SamplingParams | Sequence):
+            raise InvalidRequestError(
+                f"params is of type {type(params).__name__}: must be SamplingParams, or a list "
+                "with one for each prompt"
+            )
         each = (
             [params or SamplingParams()] * len(prompts)
             if not isinstance(params, Sequence)
@@ -163,23 +173,28 @@ class LLM:
                 f"params has {len(each)} entries for {len(prompts)} prompts: give one, or one each"
             )
         requests = []
-        for index, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
+        for place, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
             try:
                 request = Request(
-                    request_id=index,
+                    request_id=place,
                     prompt_token_ids=self._tokenize(prompt),
                     params=its_params,
                     seed=secrets.randbits(64) if its_params.seed is None else its_params.seed,
                 )
                 request.check(self._engine.model)
             except InvalidRequestError as error:
-                raise InvalidRequestError(f"prompts[{index}]: {error}") from error
+                raise InvalidRequestError(f"prompts[{place}]: {error}") from error
             requests.append(request)
         return requests
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            try:
+                return [index(token) for token in prompt]
+            except TypeError as error:
+                raise InvalidRequestError(
+                    f"prompt is neither a text nor a list of token ids: {error}"
+                ) from error
         if not prompt:
             raise InvalidRequestError("prompt is empty: it must have at least 1 character")
         if self._tokenizer is None:

@@ -1,6 +1,6 @@
 """How the tokens of one request are chosen and when it ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from runtime.errors import InvalidRequestError
 from runtime.options import option
@@ -26,6 +26,7 @@ class SamplingParams:
     ignore_eos: bool = option(False, "Go on after an end-of-sequence token.")
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not 1 <= self.max_tokens <= MAX_INT32:
             raise InvalidRequestError(
                 f"max_tokens={self.max_tokens} must be at least 1 and at most {MAX_INT32}"
@@ -45,3 +46,20 @@ class SamplingParams:
             raise InvalidRequestError(f"top_p={self.top_p} must be in (0, 1]")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequestError(f"seed={self.seed} must be in [0, 2**64)")
+
+    def _check_types(self) -> None:
+        """What comes over the wire is typed; an offline caller may pass anything."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool:
+                fits = isinstance(value, bool)
+            elif field.type is float:
+                fits = isinstance(value, int | float) and not isinstance(value, bool)
+            else:
+                optional = field.default is None
+                fits = (type(value) is int) or (optional and value is None)
+            if not fits:
+                raise InvalidRequestError(
+                    f"{field.name}={value!r} is of type {type(value).__name__}: "
+                    f"must be {getattr(field.type, '__name__', field.type)}"
+                )

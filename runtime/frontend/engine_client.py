@@ -77,7 +77,7 @@ class EngineClient:
         cancelling its consumer aborts the request.
 
         Raises InvalidRequestError at once: the model can't serve the request. The generator
-        raises CapacityError: the engine is full; UnavailableError: the engine is gone.
+        raises UnavailableError: the engine is gone.
         """
         request = Request(
             request_id=next(self._request_ids),

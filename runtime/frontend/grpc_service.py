@@ -21,6 +21,8 @@ from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.text import Detokenizer, Tokenizer
 from runtime.request import FinishReason
 
+LONG_TEXT_BYTES = 64 << 10
+
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 STATUS = {
@@ -45,6 +47,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._engine = engine
         self._tokenizer = tokenizer
         self._max_prompt_bytes = max_prompt_bytes
+        self._long_texts = asyncio.Semaphore(1)
 
     # Written to the context, not yielded: a client that leaves while a message is being sent is
     # then an exception here, which ends the request at once.
@@ -103,9 +106,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                     raise InvalidRequestError("prompt is empty: it must have at least 1 character")
                 return await self._encode("prompt", request.text)
             case "token_ids":
-                return list(request.token_ids.ids)
+                return self._bounded(request.token_ids.ids)
             case _:
                 raise InvalidRequestError("prompt is missing: set text or token_ids")
+
+    def _bounded(self, token_ids: Sequence[int]) -> list[int]:
+        """A copy of the ids, which are not too many: millions would stall all other requests."""
+        limit = self._engine.model.max_model_len
+        if len(token_ids) > limit:
+            raise InvalidRequestError(
+                f"prompt of {len(token_ids)} tokens is more than max_model_len={limit}"
+            )
+        return list(token_ids)
 
     async def _encode(self, name: str, text: str) -> list[int]:
         num_bytes = len(text.encode())
@@ -114,7 +126,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 f"{name} of {num_bytes} bytes is longer than "
                 f"max_prompt_bytes={self._max_prompt_bytes}"
             )
-        return await asyncio.to_thread(self._get_tokenizer().encode, text)
+        encode = self._get_tokenizer().encode
+        if num_bytes <= LONG_TEXT_BYTES:
+            return await asyncio.to_thread(encode, text)
+        # One after another, so that short prompts find a core and memory stays bounded.
+        async with self._long_texts:
+            return await asyncio.to_thread(encode, text)
 
     async def _decode(self, token_ids: Sequence[int]) -> str:
         model = self._engine.model

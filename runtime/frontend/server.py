@@ -11,7 +11,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2_grpc
 from protos.auth import AioTokenInterceptor
-from runtime.config import MAX_PROMPT_BYTES, FrontendConfig
+from runtime.config import FrontendConfig
 from runtime.errors import ConfigError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.grpc_service import SERVICE, InferenceService
@@ -21,13 +21,12 @@ logger = logging.getLogger(__name__)
 
 # What is under way has so long to tell its client that the server stops.
 STOP_GRACE_S = 1.0
-# Above texts that max_prompt_bytes refuses, so that the refusal is ours and says why.
-MAX_MESSAGE_BYTES = 2 * MAX_PROMPT_BYTES
+# gRPC's own default; token ids of the longest sequences fit.
+MIN_MESSAGE_BYTES = 4 << 20
 # A Kubernetes probe can't send metadata.
 EXEMPT_FROM_KEY = frozenset({f"/{health.SERVICE_NAME}/"})
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # Finds out that a client's host is gone, and lets clients find out that we are.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
@@ -82,7 +81,10 @@ def _make_server(config: FrontendConfig) -> grpc.aio.Server:
         interceptor = AioTokenInterceptor(config.api_key, exempt=EXEMPT_FROM_KEY)
     except ValueError as error:
         raise ConfigError(f"api_key can't be used: {error}") from error
-    return grpc.aio.server(interceptors=[interceptor], options=SERVER_OPTIONS)
+    # Above most texts that are too long, so that the refusal is ours and names the limit.
+    message_bytes = max(MIN_MESSAGE_BYTES, 4 * config.max_prompt_bytes)
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
+    return grpc.aio.server(interceptors=[interceptor], options=options)
 
 
 def _bind(server: grpc.aio.Server, config: FrontendConfig) -> int:

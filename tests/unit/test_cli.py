@@ -103,10 +103,12 @@ def test_what_is_no_size(text: str) -> None:
         ({"max_model_len": 1}, "max_model_len=1 must be at least 2"),
         ({"kv_memory": 0}, "kv_memory=0 must be at least 1"),
         ({"threads_per_rank": -1}, "threads_per_rank=-1"),
+        ({"threads_per_rank": 10**6}, r"threads_per_rank=1000000 must be in \[0, 1024\]"),
+        ({"step_timeout_s": float("inf")}, "step_timeout_s=inf must be in"),
         ({"watermark": 1.0}, "watermark=1.0 must be in"),
         ({"ray_address": "h:1", "launcher": "local"}, "ray_address=h:1 needs launcher=ray"),
-        ({"step_timeout_s": 0}, "step_timeout_s=0 must be more than 0"),
-        ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be more than 0"),
+        ({"step_timeout_s": 0}, r"step_timeout_s=0 must be in \(0, 604800\]"),
+        ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be in"),
     ],
 )
 def test_wrong_configuration_is_refused(values: dict[str, float], message: str) -> None:
