@@ -15,7 +15,7 @@ from protos import worker_pb2
 from runtime.cluster.base import Launcher, WorkerAddress
 from runtime.cluster.loaded_model import LoadedModel, loaded_model
 from runtime.cluster.local_launcher import LocalLauncher
-from runtime.cluster.worker_client import Reply, WorkerClient
+from runtime.cluster.worker_client import SHUTDOWN_TIMEOUT_S, Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.errors import LockstepError, WorkerError
 from runtime.executor.grpc_executor import GrpcExecutor
@@ -134,6 +134,7 @@ class WorkerGroup:
             epoch=self._epoch,
             step_timeout_s=self._config.step_timeout_s,
             check_ranks=self._config.check_ranks,
+            on_broken=self._on_broken,
         )
         self._cleanup.callback(executor.close)
         self._lost.add_done_callback(lambda lost: executor.fail(*lost.result()))
@@ -217,6 +218,13 @@ class WorkerGroup:
         logger.error("rank %d is gone: %s", rank, cause)
         self._lost.set_result((rank, cause))
 
+    def _on_broken(self, rank: int, cause: str) -> None:
+        """A rank whose stream broke is lost, also while no step runs and it seems to live."""
+        try:
+            self._lost.result(DEATH_GRACE_S)  # the end behind it, if it is one, says more
+        except TimeoutError:
+            self._on_death(rank, f"its stream broke: {cause}")
+
     def _raise_death(self) -> None:
         """Raises the death of a rank instead of what followed from it."""
         try:
@@ -227,7 +235,7 @@ class WorkerGroup:
 
     def _ask_to_shut_down(self) -> None:
         for client, future in [(client, client.shutdown()) for client in self._clients]:
-            error = future.exception()
+            error = future.exception(SHUTDOWN_TIMEOUT_S)
             if error is not None:
                 # It may be dead already; the launcher ends it in any case.
                 logger.debug("rank %d did not shut down: %s", client.address.rank, error.code())

@@ -9,14 +9,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import ray
 
 from runtime.cluster import ray_janitor
 from runtime.errors import ConfigError
+from workers.device_thread import DeviceThread
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,8 @@ MAX_FOLDER_CHARS = 43
 OBJECT_STORE_BYTES = 80 << 20
 
 JANITOR_TIMEOUT_S = 6.0
+
+TOLD = "LOCKSTEP_OWN_RAY"
 
 
 @contextmanager
@@ -39,8 +41,9 @@ def own_ray(*, num_cpus: int) -> Iterator[None]:
     folder = _make_folder()
     with (
         _janitor(folder),
-        _marking(folder),
+        _told(folder),
         connection(
+            marked=folder,
             address="local",
             num_cpus=num_cpus,
             include_dashboard=False,
@@ -54,22 +57,34 @@ def own_ray(*, num_cpus: int) -> Iterator[None]:
 
 
 @contextmanager
-def connection(**options: Any) -> Iterator[None]:
+def connection(*, marked: str | None = None, **options: Any) -> Iterator[None]:
     """`ray.init` and `ray.shutdown`, in a thread of their own; an interrupt waits for both.
 
     In the main thread, an exception that a signal raises in the middle crashes Ray's native code.
     The thread stays until the end, as the kernel ends Ray's processes with the thread that started
-    them.
+    them. `marked` is the folder that the janitor knows those processes by.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="ray") as thread, _quiet_ray():
-        try:
-            thread.submit(ray.init, **options).result()
-            if threading.current_thread() is threading.main_thread():
-                # Ray's native code has put a handler in place that prints its stack.
-                signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
-            yield
-        finally:
-            thread.submit(ray.shutdown).result()
+
+    def start() -> None:
+        with _quiet_ray(), _marking(marked) if marked else nullcontext():
+            ray.init(**options)
+
+    # A thread that also works at the interpreter's end, where pools are closed.
+    thread = DeviceThread()
+    starting = thread.submit(start)
+    try:
+        starting.result()
+        if threading.current_thread() is threading.main_thread():
+            # Ray's native code has put a handler in place that prints its stack.
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+        yield
+    finally:
+        thread.run(ray.shutdown)
+
+
+def has_own_ray() -> bool:
+    """Whether this process is connected to a Ray that `own_ray` started."""
+    return TOLD in os.environ
 
 
 @contextmanager
@@ -86,6 +101,16 @@ def _janitor(folder: str) -> Iterator[None]:
         janitor.stdin.close()
         if janitor.wait(JANITOR_TIMEOUT_S) != 0:
             logger.warning("some of Ray was not removed: %s", folder)
+
+
+@contextmanager
+def _told(folder: str) -> Iterator[None]:
+    """In the environment, as Ray's connection is the process's too."""
+    os.environ[TOLD] = folder
+    try:
+        yield
+    finally:
+        del os.environ[TOLD]
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import protos
 import workers
 from runtime.cluster.base import OnDeath, WorkerAddress
-from runtime.cluster.own_ray import connection, own_ray
+from runtime.cluster.own_ray import connection, has_own_ray, own_ray
 from runtime.errors import ConfigError, WorkerError
 from workers.actor import ActorAddress, WorkerActor
 
@@ -148,6 +148,11 @@ class RayLauncher:
 def _connected(address: str | None, count: int) -> Iterator[None]:
     """A connection to Ray; one that the process has already is used and left as it is."""
     if ray.is_initialized():
+        if has_own_ray():
+            raise ConfigError(
+                "this process runs a Ray for another engine already, which ends with that one: "
+                "close it first, or start a Ray for both and give its ray_address"
+            )
         yield
     elif address is None:
         with own_ray(num_cpus=max(os.cpu_count() or 1, count)):

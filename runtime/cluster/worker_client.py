@@ -19,6 +19,7 @@ CHANNEL_OPTIONS = (
     # An idle node that is lost closes no connection: only unanswered pings tell of it.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     # Workers are reached directly, whatever the environment says of proxies.

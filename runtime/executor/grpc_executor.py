@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -25,6 +25,7 @@ class _Broken:
     cause: str
 
 
+OnBroken = Callable[[int, str], None]  # rank, cause
 _Event = tuple[int, worker_pb2.StepReply | _Broken]  # with the rank it is from
 
 
@@ -32,7 +33,9 @@ class GrpcExecutor:
     """Sends each step to every rank, encoded once, and waits for all replies.
 
     `channels` are in the order of ranks and stay their owner's. `execute` is called from one
-    thread; `fail` and `close` from any.
+    thread; `fail` and `close` from any. `on_broken` hears of a rank whose stream broke, with the
+    cause, also while no step runs; on a thread that it may block, and not for streams that the
+    executor ends itself.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class GrpcExecutor:
         epoch: int,
         step_timeout_s: float,
         check_ranks: bool,
+        on_broken: OnBroken,
     ) -> None:
         self._epoch = epoch
         self._step_timeout_s = step_timeout_s
@@ -50,8 +54,10 @@ class GrpcExecutor:
         self._failure: WorkerError | None = None
         self._closed = threading.Event()
         self._events: SimpleQueue[_Event] = SimpleQueue()
+        self._on_broken = on_broken
         self._streams = [
-            _Stream(rank, channel, token, self._events) for rank, channel in enumerate(channels)
+            _Stream(rank, channel, token, self._events.put, self._report)
+            for rank, channel in enumerate(channels)
         ]
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -85,6 +91,10 @@ class GrpcExecutor:
         self._closed.set()
         self.fail(0, "closed")
         self._cancel()
+
+    def _report(self, rank: int, cause: str) -> None:
+        if not self._closed.is_set() and self._failure is None:
+            self._on_broken(rank, cause)
 
     def _cancel(self) -> None:
         for stream in self._streams:
@@ -132,10 +142,16 @@ class _Stream:
     """The ordered stream of one rank, and the thread that reads it."""
 
     def __init__(
-        self, rank: int, channel: grpc.Channel, token: str, events: "SimpleQueue[_Event]"
+        self,
+        rank: int,
+        channel: grpc.Channel,
+        token: str,
+        on_event: Callable[[_Event], None],
+        on_broken: OnBroken,
     ) -> None:
         self._rank = rank
-        self._events = events
+        self._on_event = on_event
+        self._on_broken = on_broken
         self._requests: SimpleQueue[bytes | None] = SimpleQueue()
         # No serializer: what is sent is encoded already.
         execute = channel.stream_stream(
@@ -157,12 +173,13 @@ class _Stream:
     def _read(self) -> None:
         try:
             for reply in self._call:
-                self._events.put((self._rank, reply))
+                self._on_event((self._rank, reply))
         except grpc.RpcError as error:
             cause = f"{error.code().name}: {error.details()}"
         else:
             cause = "it ended its stream"
-        self._events.put((self._rank, _Broken(cause)))
+        self._on_event((self._rank, _Broken(cause)))
+        self._on_broken(self._rank, cause)
 
 
 def _result_of(reply: worker_pb2.StepReply) -> StepResult:

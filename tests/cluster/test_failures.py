@@ -52,6 +52,16 @@ def test_a_death_is_told_and_ends_the_server(server: Server, victim: str, said: 
     assert server.survivors() == []
 
 
+@pytest.mark.full
+def test_a_rank_that_stops_while_idle_is_noticed(server: Server) -> None:
+    """Its process lives and its port is open: only unanswered pings tell."""
+    member(server, "workers.server").suspend()
+    _, errors = server.process.communicate(timeout=40)
+    assert server.process.returncode == 1
+    assert "its stream broke" in errors.strip().splitlines()[-1]
+    assert server.survivors() == []
+
+
 def test_nothing_outlives_a_driver_that_is_killed(server: Server) -> None:
     server.process.kill()
     assert server.survivors() == []

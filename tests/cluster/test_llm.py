@@ -3,11 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from runtime.errors import InvalidRequestError, UnavailableError
+from runtime.errors import ConfigError, InvalidRequestError, UnavailableError
 from runtime.llm import LLM
 from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams
@@ -60,6 +62,64 @@ def test_a_bad_prompt_is_named_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="params has 1 entries for 2 prompts"):
         llm.generate([[1], [2]], [GREEDY])
     assert llm.stats().num_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([[1, float("nan")]], GREEDY, r"prompts\[0\]: prompt is neither a text nor a list"),
+        ([[1.7, 2.2]], GREEDY, "neither a text nor a list of token ids"),
+        ([1, 2, 3], GREEDY, "neither a text nor a list of token ids"),
+        ([["1", "2"]], GREEDY, "neither a text nor a list of token ids"),
+        ([[1]], {}, "params is of type dict"),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_engine_lives(
+    llm: LLM, prompts: Any, params: Any, message: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(prompts, params, progress=False)
+    llm.generate([[1]], GREEDY, progress=False)
+
+
+@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
+@pytest.mark.parametrize("end", ["", "raise ZeroDivisionError"])
+def test_a_program_that_forgets_to_close_ends_all_the_same(
+    tmp_path: Path, launcher: str, end: str
+) -> None:
+    program = f"""
+import psutil
+from runtime import LLM
+llm = LLM({str(save_tiny_model(tmp_path))!r}, tp=2, launcher={launcher!r}, progress=False)
+stream = llm.stream([1, 2, 3])
+next(stream)
+for child in psutil.Process().children(recursive=True):
+    print(child.pid)
+{end}
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ran.returncode == (1 if end else 0), ran.stderr
+    children = [int(line) for line in ran.stdout.split()]
+    assert len(children) >= 2
+    assert not any(is_running(pid) for pid in children)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.full
+def test_a_second_ray_of_our_own_is_refused(tmp_path: Path) -> None:
+    model = str(save_tiny_model(tmp_path))
+    with LLM(model, launcher="ray", progress=False) as first:
+        with pytest.raises(ConfigError, match="runs a Ray for another engine already"):
+            LLM(model, launcher="ray", progress=False)
+        first.generate([[1]], GREEDY, progress=False)
 
 
 def test_a_closed_llm_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:

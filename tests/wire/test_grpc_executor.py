@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -57,7 +58,11 @@ def scripted(*ranks: ScriptedRank) -> Iterator[list[grpc.Channel]]:
 
 @contextmanager
 def executing(
-    channels: list[grpc.Channel], *, step_timeout_s: float = TIMEOUT_S, check_ranks: bool = False
+    channels: list[grpc.Channel],
+    *,
+    step_timeout_s: float = TIMEOUT_S,
+    check_ranks: bool = False,
+    on_broken: Callable[[int, str], None] = lambda rank, cause: None,
 ) -> Iterator[GrpcExecutor]:
     executor = GrpcExecutor(
         channels,
@@ -65,6 +70,7 @@ def executing(
         epoch=EPOCH,
         step_timeout_s=step_timeout_s,
         check_ranks=check_ranks,
+        on_broken=on_broken,
     )
     try:
         yield executor
@@ -217,6 +223,35 @@ def test_a_death_known_while_idle_fails_the_next_step() -> None:
         with pytest.raises(WorkerError, match="step 1 failed: rank 0: exit code 1"):
             executor.execute(example_plan(1))
         ended.set()
+
+
+def test_a_stream_that_breaks_while_idle_is_reported() -> None:
+    heard: SimpleQueue[tuple[int, str]] = SimpleQueue()
+
+    class LeavingRank(ScriptedRank):
+        def execute(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            yield self.answer(worker_pb2.StepRequest.FromString(next(messages))).SerializeToString()
+            left.wait(TIMEOUT_S)
+
+    left = threading.Event()
+    with (
+        scripted(LeavingRank(answer)) as channels,
+        executing(channels, on_broken=lambda *what: heard.put(what)) as executor,
+    ):
+        executor.execute(example_plan(1))
+        assert heard.empty()
+        left.set()
+        assert heard.get(timeout=TIMEOUT_S) == (0, "it ended its stream")
+
+
+def test_what_the_executor_ends_itself_is_no_loss() -> None:
+    heard: list[tuple[int, str]] = []
+    with scripted(ScriptedRank(answer)) as channels:
+        with executing(channels, on_broken=lambda *what: heard.append(what)) as executor:
+            executor.execute(example_plan(1))
+        with pytest.raises(WorkerError):
+            executor.execute(example_plan(2))
+    assert heard == []
 
 
 def test_close_ends_a_running_step_and_may_be_called_twice() -> None:
