@@ -30,8 +30,9 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
     Raises ConfigError: the configuration can't be served; nothing is left running.
     """
     check_port_is_free(frontend_config.host, frontend_config.port)
-    made_key = None if frontend_config.api_key is not None else secrets.token_urlsafe(24)
-    api_key = made_key or frontend_config.api_key or ""
+    api_key = frontend_config.api_key
+    if api_key is None:
+        api_key = secrets.token_urlsafe(24)
     with running_engine(engine_config) as engine, engine_server(engine) as server:
         address = f"127.0.0.1:{server.port}"
         with frontend_process(frontend_config, address, server.token, api_key) as frontend:
@@ -41,8 +42,8 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
             )
             watch.start()
             try:
-                if made_key is not None:
-                    print(f"lockstep: api key (made for this run): {made_key}", flush=True)
+                if frontend_config.api_key is None:
+                    print(f"lockstep: api key (made for this run): {api_key}", flush=True)
                 host = frontend_config.host
                 shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 print(f"lockstep: serving {engine.model.name} on {shown}", flush=True)

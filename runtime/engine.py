@@ -113,10 +113,14 @@ class Engine:
             self._refuse_rest()
 
     def add(self, connection: "Connection", request: Request) -> None:
-        """Admits a request or refuses it through its connection's sink. Engine's thread only."""
+        """Admits a request or refuses it through its connection's sink.
+
+        Engine's thread only, until the engine has ended.
+        """
+        if self._failure is not None:
+            connection.sink([RequestFailure(request.request_id, self._failure)])
+            return
         try:
-            if self._failure is not None:
-                raise self._failure
             if request.request_id in connection.sequence_ids:
                 raise InvalidRequestError(
                     f"request_id={request.request_id} is in use by a request that runs"

@@ -248,3 +248,27 @@ def test_preempted_requests_get_the_same_tokens() -> None:
     for request_id in range(1, 7):
         wanted = oracle_continuation([request_id] * 6, max_tokens=30, seed=request_id)
         assert client.tokens[request_id] == wanted
+
+
+def test_a_request_after_the_end_is_refused_not_forgotten() -> None:
+    engine, _ = make_engine()
+    engine.start()
+    client = Client(engine)
+    engine.stop()
+    client.add(1, [1])
+    assert str(client.wait()[1]) == "the engine is stopping"
+
+
+def test_end_takes_the_ranks_from_a_step_that_hangs() -> None:
+    class HangingExecutor(GatedExecutor):
+        def close(self) -> None:
+            self.gate.put(WorkerError("the executor was closed"))
+
+    engine, executor = make_engine(HangingExecutor)
+    engine.start()
+    client = Client(engine)
+    client.add(1, [1])
+    executor.entered.get(timeout=30)
+    engine.end(UnavailableError("the frontend is gone"))
+    assert str(client.wait()[1]) == "the frontend is gone"
+    engine.stop()
