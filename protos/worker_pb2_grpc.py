@@ -87,8 +87,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Execute(self, request_iterator, context):
-        """Runs steps in order. A gap in step_id, another epoch or a malformed message ends the stream with FAILED_PRECONDITION
-        or INVALID_ARGUMENT, a message that asks for what isn't built with UNIMPLEMENTED, a step that raises with INTERNAL.
+        """Runs steps in order. A gap in step_id or another epoch ends the stream with ABORTED, a malformed message with
+        INVALID_ARGUMENT, one that asks for what isn't built with UNIMPLEMENTED, a step that raises with INTERNAL.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

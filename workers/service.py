@@ -44,7 +44,7 @@ class OutOfOrderError(WorkerError):
 STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
     (NotBuiltError, grpc.StatusCode.UNIMPLEMENTED),
     (StepError, grpc.StatusCode.INVALID_ARGUMENT),
-    (OutOfOrderError, grpc.StatusCode.FAILED_PRECONDITION),
+    (OutOfOrderError, grpc.StatusCode.ABORTED),
     (ModelError, grpc.StatusCode.FAILED_PRECONDITION),
     (CacheError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (WorkerError, grpc.StatusCode.INTERNAL),

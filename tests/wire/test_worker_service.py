@@ -173,7 +173,7 @@ def test_calls_out_of_order_are_refused() -> None:
     assert other_epoch[1] == "epoch 4 came, this worker is of epoch 3"
     assert early_step[1] == "a step came before AllocateCache"
     codes = {code for code, _ in (early_cache, again, other_epoch, early_step)}
-    assert codes == {grpc.StatusCode.FAILED_PRECONDITION}
+    assert codes == {grpc.StatusCode.ABORTED}
 
 
 @pytest.mark.parametrize(
@@ -181,17 +181,17 @@ def test_calls_out_of_order_are_refused() -> None:
     [
         (
             [step(2)],
-            grpc.StatusCode.FAILED_PRECONDITION,
+            grpc.StatusCode.ABORTED,
             "step_id 2 came, 1 was expected",
         ),
         (
             [step(1), step(1)],
-            grpc.StatusCode.FAILED_PRECONDITION,
+            grpc.StatusCode.ABORTED,
             "step_id 1 came, 2 was expected",
         ),
         (
             [step(1, epoch=9)],
-            grpc.StatusCode.FAILED_PRECONDITION,
+            grpc.StatusCode.ABORTED,
             "epoch 9 came, this worker is of epoch 3",
         ),
         (
@@ -214,7 +214,7 @@ def test_a_wrong_step_ends_the_stream_and_all_later_ones(
         second = refusal(lambda: client.execute(step(1)))
 
         assert first == (code, message)
-        assert second[0] is grpc.StatusCode.FAILED_PRECONDITION
+        assert second[0] is grpc.StatusCode.ABORTED
         assert message in second[1]
         assert health_of(client, SERVICE_NAME) == NOT_SERVING
 
@@ -236,7 +236,7 @@ def test_a_step_that_raises_is_internal_and_names_type_and_rank() -> None:
         second = refusal(lambda: client.execute(step(2)))
 
     assert first == (grpc.StatusCode.INTERNAL, "ZeroDivisionError on rank 1: by zero")
-    assert second[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert second[0] is grpc.StatusCode.ABORTED
 
 
 def test_a_second_stream_is_refused_and_harms_no_first() -> None:

@@ -236,8 +236,3 @@ def _check_rotary(config: PreTrainedConfig) -> None:
                 f"config.json: rope_type {kind!r} isn't served: its positions depend on the "
                 "other requests of a batch"
             )
-
-
-def generic_name(name: str) -> str:
-    """A module's name as plans write it, layer numbers as stars."""
-    return re.sub(r"\.\d+(?=\.|$)", ".*", name)

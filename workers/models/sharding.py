@@ -1,12 +1,13 @@
 """Cuts a model without weights into one rank's part, by the plan in its class and configuration."""
 
+import re
+
 from torch import nn
 from transformers import PreTrainedModel
 
 from workers.errors import ModelError
 from workers.layers.embedding import shard_embedding
 from workers.layers.linear import ColumnParallelLinear, PlainWeights, RowParallelLinear
-from workers.models.build import generic_name
 from workers.parallel import Shard, TensorParallel
 
 WHOLE = frozenset({"replicated_with_grad_allreduce"})
@@ -67,7 +68,7 @@ def _check_styles(model: PreTrainedModel, vocabulary: set[str]) -> None:
     """Refuses a plan of which a part that this model has isn't built."""
     modules = dict(model.named_modules())
     for name in (*modules, *dict(model.named_parameters())):
-        style = model.tp_plan.get(generic_name(name))
+        style = model.tp_plan.get(_generic_name(name))
         if style is None or name in vocabulary or style in WHOLE:
             continue
         if style not in ("colwise", "rowwise") or not isinstance(modules.get(name), nn.Linear):
@@ -85,7 +86,7 @@ def _cut(
     method = PlainWeights()
     if is_head:
         return ColumnParallelLinear(module, parallel.padded_shard(0, module.out_features), method)
-    style = model.tp_plan.get(generic_name(name))
+    style = model.tp_plan.get(_generic_name(name))
     if style == "colwise":
         return ColumnParallelLinear(module, _column_shard(model, name, module, parallel), method)
     if style == "rowwise":
@@ -138,3 +139,8 @@ def _check_divides(name: str, what: str, size: int, tp: int) -> None:
 def _name_of(model: PreTrainedModel, wanted: nn.Module) -> str:
     names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
     return names[wanted]
+
+
+def _generic_name(name: str) -> str:
+    """A module's name as plans write it, layer numbers as stars."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
