@@ -26,9 +26,9 @@ from workers.codec import (
     limits_of,
 )
 from workers.config import ModelSpec, WorkerConfig
-from workers.device_thread import DeviceThread
 from workers.errors import CacheError, ModelError, StepError, WorkerError
 from workers.model_side import Executor, ModelSide, Parallel, Progress
+from workers.serial_thread import SerialThread
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self.stopped = threading.Event()
         self._model_side = model_side
         self._on_serving = on_serving
-        self._device = DeviceThread()
+        self._device = SerialThread("device")
         self._lock = threading.Lock()
         self._claims: set[str] = set()
         self._epoch: int | None = None

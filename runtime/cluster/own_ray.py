@@ -16,7 +16,7 @@ import ray
 
 from runtime.cluster import ray_janitor
 from runtime.errors import ConfigError
-from workers.device_thread import DeviceThread
+from workers.serial_thread import SerialThread
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def connection(*, marked: str | None = None, **options: Any) -> Iterator[None]:
             ray.init(**options)
 
     # A thread that also works at the interpreter's end, where pools are closed.
-    thread = DeviceThread()
+    thread = SerialThread("ray")
     starting = thread.submit(start)
     try:
         starting.result()

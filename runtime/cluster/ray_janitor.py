@@ -21,8 +21,9 @@ def main() -> None:
     folder = sys.argv[1]
     sys.stdin.buffer.read()
     deadline = time.monotonic() + END_TIMEOUT_S
-    # Again until none is found: one that is ending may have started another. Killed, as they were
-    # asked before, or have nobody left who needs them.
+    # Again until none is found: one that is ending may have started another, and they are others'
+    # children, of whose end nothing tells. Killed, as they were asked before, or have nobody left
+    # who needs them.
     while (processes := belonging_to(folder)) and time.monotonic() < deadline:
         for process in processes:
             _kill(process)

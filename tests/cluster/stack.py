@@ -43,8 +43,11 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=os.environ
-            | {"LOCKSTEP_API_KEY": self.api_key, "TMPDIR": str(self.temporary_folder)},
+            env={
+                **{k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},
+                "LOCKSTEP_API_KEY": self.api_key,
+                "TMPDIR": str(self.temporary_folder),
+            },
         )
         self.family: set[psutil.Process] = set()
 

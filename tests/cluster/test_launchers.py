@@ -46,6 +46,7 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
         yield Path(folder)
 
 

@@ -100,6 +100,7 @@ def test_a_signal_ends_a_server_that_serves(llama: Path, with_signal: signal.Sig
 MOMENTS_S = (0.1, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0)
 
 
+@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 @pytest.mark.parametrize(
     "moment_s",
@@ -108,12 +109,14 @@ MOMENTS_S = (0.1, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 1
         for moment in MOMENTS_S
     ],
 )
-def test_a_signal_at_any_moment_of_start_up(llama: Path, launcher: str, moment_s: float) -> None:
+def test_a_signal_at_any_moment_of_start_up(
+    llama: Path, launcher: str, moment_s: float, with_signal: signal.Signals
+) -> None:
     server = Server(f"--model={llama}", f"--launcher={launcher}", "--tp=2")
     until = time.monotonic() + moment_s
     while time.monotonic() < until and server.process.poll() is None:
         server.remember_family()
-    code = server.stop(signal.SIGINT)
+    code = server.stop(with_signal)
     # 0: it served already. Before Python runs our code, the signal ends the interpreter itself.
-    assert code in (0, 128 + signal.SIGINT, -signal.SIGINT)
+    assert code in (0, 128 + with_signal, -with_signal)
     assert server.survivors() == []

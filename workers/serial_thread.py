@@ -1,4 +1,4 @@
-"""The one thread of a worker that touches the device."""
+"""A thread for what must all happen on one."""
 
 import threading
 from collections.abc import Callable
@@ -9,18 +9,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class DeviceThread:
+class SerialThread:
     """Runs tasks one after another, in the order they were handed over.
 
-    torch keeps the current device and its thread settings per thread, and collectives must be
-    called in one order: so everything on the device, torch.distributed included, happens here.
+    A worker has one for the device: torch keeps the current device and its thread settings per
+    thread, and collectives must be called in one order, so everything on the device,
+    torch.distributed included, happens there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
         # A daemon: a collective whose peer is gone may never return, and must not keep the
         # process alive.
-        threading.Thread(target=self._loop, name="device", daemon=True).start()
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """What `task` returns or raises comes with the future."""
