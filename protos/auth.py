@@ -1,11 +1,11 @@
-"""The bearer token that every port of ours asks for, for both kinds of gRPC server.
+"""The bearer tokens that every port of ours asks for, for both kinds of gRPC server.
 
 A call without the metadata `authorization: Bearer <token>` is refused with UNAUTHENTICATED, before
 any of its messages is read.
 """
 
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -25,6 +25,31 @@ def bearer(token: str) -> Metadata:
     return ((HEADER, f"Bearer {token}"),)
 
 
+class KeyRing:
+    """Several tokens, each of somebody with a name.
+
+    Raises ValueError: there is none, or one is empty or can't be sent.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        """`names` by their tokens: a name may have several."""
+        if not names:
+            raise ValueError("there is no token: nobody could call")
+        self._names = [(bearer(token)[0][1].encode(), name) for token, name in names.items()]
+
+    def name_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+        """Whose token a call carries; None where it is nobody's."""
+        found = None
+        for key, value in metadata:
+            if key != HEADER or not isinstance(value, str):
+                continue
+            sent = value.encode()
+            for expected, name in self._names:  # to the end: how long it takes tells nothing
+                if hmac.compare_digest(sent, expected):
+                    found = name
+        return found
+
+
 class TokenInterceptor(grpc.ServerInterceptor):
     """For `grpc.server`. Calls under a prefix in `exempt`, as `/grpc.health.v1.Health/`, pass.
 
@@ -32,7 +57,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
     """
 
     def __init__(self, token: str, exempt: frozenset[str] = frozenset()) -> None:
-        self._gate = _Gate(token, exempt)
+        self._gate = _Gate(KeyRing({token: ""}), exempt)
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
     def intercept_service(
@@ -46,10 +71,10 @@ class TokenInterceptor(grpc.ServerInterceptor):
 
 
 class AioTokenInterceptor(grpc.aio.ServerInterceptor):
-    """For `grpc.aio.server`; as TokenInterceptor."""
+    """For `grpc.aio.server`; as TokenInterceptor, with any token of `keys`."""
 
-    def __init__(self, token: str, exempt: frozenset[str] = frozenset()) -> None:
-        self._gate = _Gate(token, exempt)
+    def __init__(self, keys: KeyRing, exempt: frozenset[str] = frozenset()) -> None:
+        self._gate = _Gate(keys, exempt)
         self._refusal = grpc.stream_stream_rpc_method_handler(_aio_refuse)
 
     async def intercept_service(
@@ -63,24 +88,14 @@ class AioTokenInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Gate:
-    def __init__(self, token: str, exempt: frozenset[str]) -> None:
-        self._expected = bearer(token)[0][1].encode()
+    def __init__(self, keys: KeyRing, exempt: frozenset[str]) -> None:
+        self._keys = keys
         self._exempt = tuple(exempt)
 
     def admits(self, call: grpc.HandlerCallDetails) -> bool:
         if self._exempt and call.method.startswith(self._exempt):
             return True
-        return any(
-            hmac.compare_digest(value.encode(), self._expected)
-            for key, value in _text_entries(call.invocation_metadata)
-            if key == HEADER
-        )
-
-
-def _text_entries(metadata: Sequence[tuple[str, str | bytes]]) -> Iterator[tuple[str, str]]:
-    for key, value in metadata:
-        if isinstance(value, str):
-            yield key, value
+        return self._keys.name_of(call.invocation_metadata) is not None
 
 
 def _check(token: str) -> None:

@@ -19,14 +19,22 @@ class FrontendMessage(_message.Message):
     def __init__(self, add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "cache_salt", "priority", "tenant", "timeout_us")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_token_ids: bytes
     sampling_params: _common_pb2.SamplingParams
-    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    cache_salt: str
+    priority: int
+    tenant: str
+    timeout_us: int
+    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., timeout_us: _Optional[int] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("request_id",)
@@ -69,19 +77,23 @@ class EngineInfo(_message.Message):
     def __init__(self, model: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tp_size: _Optional[int] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons")
+    __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons", "indices", "num_cached_tokens")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASONS_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_ids: bytes
     num_tokens: bytes
     token_ids: bytes
     finish_reasons: bytes
-    def __init__(self, request_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ...) -> None: ...
+    indices: bytes
+    num_cached_tokens: bytes
+    def __init__(self, request_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_cached_tokens: _Optional[bytes] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
-    __slots__ = ("request_id", "kind", "message")
+    __slots__ = ("request_id", "kind", "message", "retry_after_ms")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[RequestFailed.Kind]
@@ -89,15 +101,19 @@ class RequestFailed(_message.Message):
         KIND_CAPACITY: _ClassVar[RequestFailed.Kind]
         KIND_UNAVAILABLE: _ClassVar[RequestFailed.Kind]
         KIND_INTERNAL: _ClassVar[RequestFailed.Kind]
+        KIND_DEADLINE: _ClassVar[RequestFailed.Kind]
     KIND_UNSPECIFIED: RequestFailed.Kind
     KIND_INVALID: RequestFailed.Kind
     KIND_CAPACITY: RequestFailed.Kind
     KIND_UNAVAILABLE: RequestFailed.Kind
     KIND_INTERNAL: RequestFailed.Kind
+    KIND_DEADLINE: RequestFailed.Kind
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     kind: RequestFailed.Kind
     message: str
-    def __init__(self, request_id: _Optional[int] = ..., kind: _Optional[_Union[RequestFailed.Kind, str]] = ..., message: _Optional[str] = ...) -> None: ...
+    retry_after_ms: int
+    def __init__(self, request_id: _Optional[int] = ..., kind: _Optional[_Union[RequestFailed.Kind, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...

@@ -67,8 +67,10 @@ class InferenceServicer:
     def Generate(self, request, context):
         """Generates from one prompt and streams what it generates.
         INVALID_ARGUMENT: a field is out of range; the message names field, value and limit.
-        UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED is kept for an engine that is full: today its queue
-        has no limit, and this status comes from gRPC alone, for a message four times as long as a prompt may be.
+        UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED: the queue is full, or the request waited in it for
+        longer than the server allows; the trailing metadata `grpc-retry-pushback-ms` says when to try again. (gRPC itself
+        gives this status, without the hint, for a message four times as long as a prompt may be.) DEADLINE_EXCEEDED: the
+        call's deadline can't be met any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

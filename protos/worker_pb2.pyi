@@ -164,24 +164,28 @@ class StepPlan(_message.Message):
     def __init__(self, input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., sequence_ids: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., block_tables: _Optional[_Iterable[_Union[BlockTables, _Mapping]]] = ..., sample_index: _Optional[bytes] = ..., sample_sequence: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., token_references: _Optional[_Union[TokenReferences, _Mapping]] = ..., defer_sampling: _Optional[bool] = ...) -> None: ...
 
 class BlockTables(_message.Message):
-    __slots__ = ("num_blocks", "block_ids")
+    __slots__ = ("num_blocks", "block_ids", "first_blocks")
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     num_blocks: bytes
     block_ids: bytes
-    def __init__(self, num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
+    first_blocks: bytes
+    def __init__(self, num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., first_blocks: _Optional[bytes] = ...) -> None: ...
 
 class SamplingColumns(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "min_length")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    MIN_LENGTH_FIELD_NUMBER: _ClassVar[int]
     temperature: bytes
     top_k: bytes
     top_p: bytes
     seed: bytes
-    def __init__(self, temperature: _Optional[bytes] = ..., top_k: _Optional[bytes] = ..., top_p: _Optional[bytes] = ..., seed: _Optional[bytes] = ...) -> None: ...
+    min_length: bytes
+    def __init__(self, temperature: _Optional[bytes] = ..., top_k: _Optional[bytes] = ..., top_p: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., min_length: _Optional[bytes] = ...) -> None: ...
 
 class BlockOp(_message.Message):
     __slots__ = ("kind", "source_block", "target_block")

@@ -53,8 +53,31 @@ class EngineConfig:
 
     max_num_batched_tokens: int = option(512, "Token budget of a step.")
     max_num_seqs: int = option(64, "Most sequences that run at once.")
+    max_num_partial_prefills: int = option(
+        1, "Most sequences at once whose prompts are computed only in part."
+    )
+    long_prefill_token_threshold: int | None = option(
+        None, "Most tokens of one prompt in a step; the whole token budget where unset."
+    )
     watermark: float = option(
         0.01, "Share of the blocks that admission leaves free for running sequences to grow into."
+    )
+    prefix_cache: bool = option(True, "Keep the blocks of prompts for requests that begin alike.")
+
+    policy: Literal["fcfs", "priority", "fair"] = option(
+        "fcfs", "Who is next: first come, most urgent, or tenants in turn by their tokens."
+    )
+    priority_ageing_s: float = option(
+        30.0, "A waiting request gains one class of priority in so many seconds."
+    )
+    max_queued_requests: int | None = option(
+        None, "Most requests that wait; more are refused. No limit where unset."
+    )
+    max_queued_tokens: int | None = option(
+        None, "Most prompt tokens that wait; more are refused. No limit where unset."
+    )
+    queue_timeout_s: float | None = option(
+        None, "A request that waits longer is refused. No limit where unset."
     )
 
     step_timeout_s: float = option(300.0, "A step that takes longer means that a rank hangs.")
@@ -91,6 +114,35 @@ class EngineConfig:
             f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
+        self._check_prefills()
+        self._check_queue()
+
+    def _check_prefills(self) -> None:
+        most = self.max_num_partial_prefills
+        require(
+            1 <= most <= self.max_num_seqs,
+            f"max_num_partial_prefills={most} must be at least 1 and at most "
+            f"max_num_seqs={self.max_num_seqs}",
+        )
+        threshold = self.long_prefill_token_threshold
+        require(
+            threshold is None or threshold >= 1,
+            f"long_prefill_token_threshold={threshold} must be at least 1",
+        )
+
+    def _check_queue(self) -> None:
+        require(
+            self.priority_ageing_s > 0,
+            f"priority_ageing_s={self.priority_ageing_s} must be more than 0",
+        )
+        for name in ("max_queued_requests", "max_queued_tokens"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"{name}={value} must be at least 1")
+        timeout_s = self.queue_timeout_s
+        require(
+            timeout_s is None or 0 < timeout_s <= MAX_TIMEOUT_S,
+            f"queue_timeout_s={timeout_s} must be in (0, {MAX_TIMEOUT_S}]",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +153,13 @@ class FrontendConfig:
     port: int = option(50051, "Public gRPC port; 0 takes a free one.")
     api_key: str | None = option(
         None,
-        "Key that clients send; one is made and printed where unset.",
+        "Key that clients send; one is made and printed where neither this nor --api-keys is set.",
         envvar="LOCKSTEP_API_KEY",
+    )
+    api_keys: str | None = option(
+        None,
+        'TOML file of tenants and their keys: name = "key"; next to --api-key, whose tenant is '
+        "`default`.",
     )
     max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
 
@@ -112,13 +169,18 @@ class FrontendConfig:
             1 <= self.max_prompt_bytes <= MAX_PROMPT_BYTES,
             f"max_prompt_bytes={self.max_prompt_bytes} must be in [1, {MAX_PROMPT_BYTES}]",
         )
-        key = self.api_key
-        if key is not None:
-            require(
-                key.isascii() and key.isprintable() and key == key.strip() != "",
-                f"api_key of {len(key)} characters must be printable ASCII, without space at its "
-                "ends, and not empty: it travels in a header",
-            )
+        require(self.api_keys != "", "api_keys is empty: it must be the path of a TOML file")
+        if self.api_key is not None:
+            require_key("api_key", self.api_key)
+
+
+def require_key(name: str, key: str) -> None:
+    """Raises ConfigError, without the key, where it can't be sent."""
+    require(
+        key.isascii() and key.isprintable() and key == key.strip() != "",
+        f"{name} of {len(key)} characters must be printable ASCII, without space at its ends, and "
+        "not empty: it travels in a header",
+    )
 
 
 def require(holds: bool, otherwise: str) -> None:

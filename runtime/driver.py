@@ -1,6 +1,7 @@
 """Puts an engine together from its configuration, and takes it apart again."""
 
 import logging
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from runtime.progress import StartupProgress
 from runtime.request import ModelInfo
 from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.limits import QueueLimits, SchedulerLimits
+from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
 from runtime.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -43,14 +46,7 @@ def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Eng
             tp_size=config.tp,
         )
         group.allocate_cache(layout)
-        scheduler = Scheduler(
-            CacheManager(layout),
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            watermark=config.watermark,
-            max_model_len=model.max_model_len,
-            eos_token_ids=model.eos_token_ids,
-        )
+        scheduler = make_scheduler(config, layout, model)
         engine = Engine(model=model, scheduler=scheduler, executor=group.executor())
         group.on_lost(engine.fail)
         logger.info(
@@ -70,6 +66,38 @@ def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Eng
             yield engine
         finally:
             engine.stop()
+
+
+def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) -> Scheduler:
+    """The scheduler that the options ask for, over an empty cache."""
+    return Scheduler(
+        CacheManager(layout, prefix_cache=config.prefix_cache, root=secrets.token_bytes(32)),
+        policy=make_policy(config),
+        limits=SchedulerLimits(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=model.max_model_len,
+            watermark=config.watermark,
+            max_num_partial_prefills=config.max_num_partial_prefills,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            queue=QueueLimits(
+                max_queued_requests=config.max_queued_requests,
+                max_queued_tokens=config.max_queued_tokens,
+                queue_timeout_s=config.queue_timeout_s,
+            ),
+        ),
+        eos_token_ids=model.eos_token_ids,
+    )
+
+
+def make_policy(config: EngineConfig) -> Policy:
+    match config.policy:
+        case "fcfs":
+            return FcfsPolicy()
+        case "priority":
+            return PriorityPolicy(ageing_s=config.priority_ageing_s)
+        case "fair":
+            return FairPolicy()
 
 
 def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
@@ -95,6 +123,10 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
         memory_bytes=config.kv_memory or int(DEFAULT_KV_SHARE * available),
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
+        max_chunk_tokens=min(
+            config.max_num_batched_tokens,
+            config.long_prefill_token_threshold or config.max_num_batched_tokens,
+        ),
     )
 
 

@@ -6,22 +6,23 @@ Everything the engine knows changes on its own thread; other threads leave it ca
 import itertools
 import logging
 import threading
-from collections import defaultdict
+import time
 from collections.abc import Callable
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from runtime.errors import InvalidRequestError, LockstepError, UnavailableError
 from runtime.executor.base import Executor
+from runtime.live_requests import LiveRequests, Sink
 from runtime.request import (
     EngineStats,
     ModelInfo,
     Request,
     RequestFailure,
-    RequestOutput,
 )
+from runtime.sampling_params import fork_seed
 from runtime.scheduling.flatten import BatchTable
-from runtime.scheduling.output import SchedulerOutput, SequenceUpdate
+from runtime.scheduling.output import SchedulerOutput, StepOutcome
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 
@@ -32,24 +33,33 @@ IDLE_CHECK_S = 1.0
 # A step that runs at stop may take so long; then the ranks are ended under it.
 STOP_STEP_S = 2.0
 
-Outputs = list[RequestOutput | RequestFailure]
-# Called at most once a step, on the engine's thread; must not block.
-Sink = Callable[[Outputs], None]
-
 
 class Engine:
-    """Serves one model: takes requests from connections, gives each its tokens step by step."""
+    """Serves one model: takes requests from connections, gives each its tokens step by step.
 
-    def __init__(self, *, model: ModelInfo, scheduler: Scheduler, executor: Executor) -> None:
+    `clock` is seconds that never go back; a simulation brings its own, calls `add` and `step`
+    itself and doesn't start the engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: ModelInfo,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.model = model
+        self.clock = clock
         self._scheduler = scheduler
         self._executor = executor
         self._table = BatchTable(
-            max_num_seqs=scheduler.max_num_seqs, num_groups=len(scheduler.cache.layout.groups)
+            max_num_seqs=scheduler.limits.max_num_seqs,
+            num_groups=len(scheduler.cache.layout.groups),
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._sequence_ids = itertools.count(1)
-        self._owners: dict[int, tuple[Connection, int]] = {}  # by sequence id
+        self._live = LiveRequests()
         self._num_steps = 0
         self._num_scheduled_tokens = 0
         self._num_scheduled_sequences = 0
@@ -93,17 +103,23 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """May be called on any thread; the numbers may be a step apart."""
-        pool = self._scheduler.cache.pool
+        scheduler = self._scheduler
+        pool = scheduler.cache.pool
         return EngineStats(
             num_steps=self._num_steps,
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_scheduled_sequences=self._num_scheduled_sequences,
             num_output_tokens=self._num_output_tokens,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_running=len(self._scheduler.running),
-            num_waiting=len(self._scheduler.waiting),
+            num_preemptions=scheduler.running.num_preemptions,
+            num_running=len(scheduler.running),
+            num_waiting=len(scheduler.waiting),
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,
+            num_cached_blocks=pool.num_cached,
+            num_prompt_tokens=scheduler.admission.num_prompt_tokens,
+            num_cached_tokens=scheduler.admission.num_cached_tokens,
+            num_refused=scheduler.num_refused,
+            num_timed_out=scheduler.num_timed_out,
         )
 
     def submit(self, call: Callable[[], None]) -> None:
@@ -112,46 +128,64 @@ class Engine:
         if self._stopped:
             self._refuse_rest()
 
-    def add(self, connection: "Connection", request: Request) -> None:
-        """Admits a request or refuses it through its connection's sink.
+    def add(self, connection: "Connection", request: Request, *, arrived_s: float) -> None:
+        """Queues a request or refuses it through its connection's sink.
 
-        Engine's thread only, until the engine has ended.
+        Its deadline counts from `arrived_s`. Engine's thread only, until the engine has ended.
         """
         if self._failure is not None:
             connection.sink([RequestFailure(request.request_id, self._failure)])
             return
         try:
-            if request.request_id in connection.sequence_ids:
+            if (connection, request.request_id) in self._live:
                 raise InvalidRequestError(
                     f"request_id={request.request_id} is in use by a request that runs"
                 )
             request.check(self.model)
+            choices = self._make_choices(request, arrived_s)
+            self._scheduler.add(choices[0], self.clock())
         except LockstepError as error:
             connection.sink([RequestFailure(request.request_id, error)])
             return
-        sequence = Sequence(
-            next(self._sequence_ids),
-            request.prompt_token_ids,
-            params=request.params,
-            seed=request.seed,
-        )
-        connection.sequence_ids[request.request_id] = sequence.sequence_id
-        self._owners[sequence.sequence_id] = (connection, request.request_id)
-        self._scheduler.add(sequence)
+        self._live.add((connection, request.request_id), choices)
 
     def abort(self, connection: "Connection", request_id: int) -> None:
         """Forgets a request; nothing more comes for it. Engine's thread only."""
-        sequence_id = connection.sequence_ids.pop(request_id, None)
-        if sequence_id is not None:
-            del self._owners[sequence_id]
+        for sequence_id in self._live.remove((connection, request_id)):
             self._scheduler.abort(sequence_id)
+
+    def abort_all(self, connection: "Connection") -> None:
+        """Forgets all requests of a connection. Engine's thread only."""
+        for request_id in self._live.of(connection):
+            self.abort(connection, request_id)
+
+    @property
+    def has_work(self) -> bool:
+        return self._scheduler.has_work
+
+    def step(self) -> None:
+        """Runs one step, if there is one to run, and publishes it. Engine's thread only.
+
+        Raises WorkerError: the ranks are lost, and the engine with them.
+        """
+        output = self._scheduler.schedule(self.clock())
+        dropped = self._scheduler.take_dropped()
+        for sequence, error in dropped:
+            self._fail(sequence, error)
+        if output is None:
+            assert dropped, "work is queued, nothing is in flight and nothing runs"
+            return
+        result = self._executor.execute(self._table.flatten(output))
+        outcome = self._scheduler.update(result, self.clock())
+        self._count(output, outcome)
+        self._live.publish(outcome)
 
     def _run(self) -> None:
         try:
             while True:
                 self._drain_inbox()
                 if self._scheduler.has_work:
-                    self._step()
+                    self.step()
         except LockstepError as error:
             self._end(self._ending or error)
         except Exception as error:  # the edge of the thread: a bug of ours, reported to everybody
@@ -183,45 +217,43 @@ class Engine:
             self._scheduler.check_invariants()
             return self._inbox.get()
 
-    def _step(self) -> None:
-        output = self._scheduler.schedule()
-        assert output is not None, "work is queued, nothing is in flight and nothing runs"
-        result = self._executor.execute(self._table.flatten(output))
-        updates = self._scheduler.update(result)
-        self._count(output, updates)
-        self._publish(updates)
+    def _make_choices(self, request: Request, arrived_s: float) -> list[Sequence]:
+        """One sequence per choice; all but the first are its forks."""
+        first = Sequence(
+            next(self._sequence_ids),
+            request.prompt_token_ids,
+            params=request.params,
+            seed=request.seed,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            tenant=request.tenant,
+            deadline_s=None if request.timeout_s is None else arrived_s + request.timeout_s,
+        )
+        others = (
+            first.fork(next(self._sequence_ids), seed=fork_seed(request.seed, index))
+            for index in range(1, request.params.n)
+        )
+        return [first, *others]
 
-    def _count(self, output: SchedulerOutput, updates: list[SequenceUpdate]) -> None:
+    def _count(self, output: SchedulerOutput, outcome: StepOutcome) -> None:
         self._num_steps += 1
         self._num_scheduled_tokens += output.num_scheduled_tokens
-        self._num_scheduled_sequences += len(output.scheduled)
-        self._num_output_tokens += sum(len(update.new_token_ids) for update in updates)
+        self._num_scheduled_sequences += output.num_scheduled_sequences
+        self._num_output_tokens += len(outcome.token_ids)
 
-    def _publish(self, updates: list[SequenceUpdate]) -> None:
-        outputs: defaultdict[Connection, Outputs] = defaultdict(list)
-        for update in updates:
-            if not update.new_token_ids:
-                continue
-            sequence_id = update.sequence.sequence_id
-            connection, request_id = self._owners[sequence_id]
-            outputs[connection].append(
-                RequestOutput(request_id, update.new_token_ids, update.finish_reason)
-            )
-            if update.finish_reason is not None:
-                del self._owners[sequence_id]
-                del connection.sequence_ids[request_id]
-        for connection, batch in outputs.items():
-            connection.sink(batch)
+    def _fail(self, sequence: Sequence, error: LockstepError) -> None:
+        """One choice of a request was dropped: the others go with it."""
+        key = self._live.key_of(sequence.sequence_id)
+        if key is None:  # another choice of it came before
+            return
+        for sequence_id in self._live.remove(key):
+            self._scheduler.abort(sequence_id)
+        client, request_id = key
+        client.sink([RequestFailure(request_id, error)])
 
     def _end(self, error: LockstepError) -> None:
         self._failure = error
-        failures: defaultdict[Connection, Outputs] = defaultdict(list)
-        for connection, request_id in self._owners.values():
-            failures[connection].append(RequestFailure(request_id, error))
-        for connection, batch in failures.items():
-            connection.sequence_ids.clear()
-            connection.sink(batch)
-        self._owners.clear()
+        self._live.fail_all(error)
         self._ended.set()
         logger.info("the engine ended: %s", error)
 
@@ -238,12 +270,12 @@ class Connection:
 
     def __init__(self, engine: Engine, sink: Sink) -> None:
         self.sink = sink
-        self.sequence_ids: dict[int, int] = {}  # by request id; engine's thread only
         self._engine = engine
 
     def add(self, request: Request) -> None:
         """Queues a request. Refusals come through the sink."""
-        self._engine.submit(partial(self._engine.add, self, request))
+        arrived_s = self._engine.clock()
+        self._engine.submit(partial(self._engine.add, self, request, arrived_s=arrived_s))
 
     def abort(self, request_id: int) -> None:
         """Ends a request, which delivers nothing afterwards; unknown ids are ignored."""
@@ -251,8 +283,4 @@ class Connection:
 
     def close(self) -> None:
         """Ends all requests of this connection."""
-        self._engine.submit(self._abort_all)
-
-    def _abort_all(self) -> None:
-        for request_id in list(self.sequence_ids):
-            self._engine.abort(self, request_id)
+        self._engine.submit(partial(self._engine.abort_all, self))

@@ -1,12 +1,14 @@
 """Between the engine's objects and the messages of engine.proto, for both ends of its stream.
 
-K requests, arrays little-endian and without padding.
+K choices of requests, arrays little-endian and without padding.
 """
 
+import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import accumulate, chain
 from typing import Any
 
 from google.protobuf.message import Message
@@ -15,6 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from protos import common_pb2, engine_pb2
 from runtime.errors import (
     CapacityError,
+    DeadlineError,
     InvalidRequestError,
     LockstepError,
     UnavailableError,
@@ -33,6 +36,8 @@ INT32 = "i"
 UINT64 = "Q"
 
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
+US_PER_S = 1_000_000
+MS_PER_S = 1000
 
 
 def encode_info(model: ModelInfo) -> engine_pb2.EngineInfo:
@@ -72,10 +77,15 @@ def decode_stats(message: common_pb2.EngineStats) -> EngineStats:
 def encode_request(request: Request) -> engine_pb2.AddRequest:
     """The prompt's token ids must fit int32."""
     params = asdict(request.params) | {"seed": request.seed}
+    timeout_s = request.timeout_s
     return engine_pb2.AddRequest(
         request_id=request.request_id,
         prompt_token_ids=_pack(INT32, request.prompt_token_ids),
         sampling_params=common_pb2.SamplingParams(**params),
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        tenant=request.tenant,
+        timeout_us=None if timeout_s is None else max(0, int(timeout_s * US_PER_S)),
     )
 
 
@@ -88,8 +98,16 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         prompt = _unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
+    waits = message.HasField("timeout_us")
     return Request(
-        request_id=message.request_id, prompt_token_ids=prompt, params=params, seed=params.seed
+        request_id=message.request_id,
+        prompt_token_ids=prompt,
+        params=params,
+        seed=params.seed,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
+        tenant=message.tenant,
+        timeout_s=message.timeout_us / US_PER_S if waits else None,
     )
 
 
@@ -114,11 +132,15 @@ def refuse_unknown_fields(name: str, message: Message) -> None:
 
 
 def encode_outputs(outputs: Sequence[RequestOutput]) -> engine_pb2.StepOutputs:
+    """`outputs` has at least one."""
+    request_ids, token_ids, reasons, indices, num_cached_tokens = zip(*outputs, strict=True)
     return engine_pb2.StepOutputs(
-        request_ids=_pack(UINT64, (output.request_id for output in outputs)),
-        num_tokens=_pack(INT32, (len(output.token_ids) for output in outputs)),
-        token_ids=_pack(INT32, (token for output in outputs for token in output.token_ids)),
-        finish_reasons=bytes(output.finish_reason or NOT_FINISHED for output in outputs),
+        request_ids=_pack(UINT64, request_ids),
+        num_tokens=_pack(INT32, map(len, token_ids)),
+        token_ids=_pack(INT32, chain.from_iterable(token_ids)),
+        finish_reasons=bytes([reason or NOT_FINISHED for reason in reasons]),
+        indices=_pack(INT32, indices),
+        num_cached_tokens=_pack(INT32, num_cached_tokens),
     )
 
 
@@ -127,35 +149,48 @@ def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
     request_ids = _unpack(UINT64, "request_ids", message.request_ids)
     counts = _unpack(INT32, "num_tokens", message.num_tokens)
     reasons = message.finish_reasons
+    indices = _unpack(INT32, "indices", message.indices)
+    num_cached_tokens = _unpack(INT32, "num_cached_tokens", message.num_cached_tokens)
     token_ids = _unpack(INT32, "token_ids", message.token_ids)
-    if not len(request_ids) == len(counts) == len(reasons):
-        raise ValueError(
-            f"request_ids has {len(request_ids)} values, num_tokens {len(counts)}, "
-            f"finish_reasons {len(reasons)}: must be equal"
-        )
-    if any(count < 0 for count in counts) or sum(counts) != len(token_ids):
+    columns = {
+        "request_ids": request_ids,
+        "num_tokens": counts,
+        "finish_reasons": reasons,
+        "indices": indices,
+        "num_cached_tokens": num_cached_tokens,
+    }
+    if len({len(column) for column in columns.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in columns.items())
+        raise ValueError(f"columns must have as many values: {lengths}")
+    if min(counts, default=0) < 0 or sum(counts) != len(token_ids):
         raise ValueError(f"num_tokens sum to {sum(counts)}, token_ids has {len(token_ids)} values")
-    outputs, start = [], 0
-    for request_id, count, reason in zip(request_ids, counts, reasons, strict=True):
-        outputs.append(
-            RequestOutput(
-                request_id,
-                tuple(token_ids[start : start + count]),
-                None if reason == NOT_FINISHED else FinishReason(reason),
-            )
+    ends = accumulate(counts)
+    return [
+        RequestOutput(
+            request_id,
+            tuple(token_ids[end - count : end]),
+            None if reason == NOT_FINISHED else FinishReason(reason),
+            index,
+            num_cached,
         )
-        start += count
-    return outputs
+        for request_id, end, count, reason, index, num_cached in zip(
+            request_ids, ends, counts, reasons, indices, num_cached_tokens, strict=True
+        )
+    ]
 
 
 def encode_failure(failure: RequestFailure) -> engine_pb2.RequestFailed:
-    return engine_pb2.RequestFailed(
+    message = engine_pb2.RequestFailed(
         request_id=failure.request_id, kind=_kind(failure.error), message=str(failure.error)
     )
+    if isinstance(failure.error, CapacityError):
+        message.retry_after_ms = math.ceil(failure.error.retry_after_s * MS_PER_S)
+    return message
 
 
 def decode_failure(message: engine_pb2.RequestFailed) -> RequestFailure:
-    return RequestFailure(message.request_id, _error(message.kind, message.message))
+    """Raises ValueError: the engine is full and doesn't say when to try again."""
+    return RequestFailure(message.request_id, _error(message))
 
 
 def _kind(error: LockstepError) -> engine_pb2.RequestFailed.Kind:
@@ -166,20 +201,27 @@ def _kind(error: LockstepError) -> engine_pb2.RequestFailed.Kind:
             return engine_pb2.RequestFailed.KIND_CAPACITY
         case UnavailableError():
             return engine_pb2.RequestFailed.KIND_UNAVAILABLE
+        case DeadlineError():
+            return engine_pb2.RequestFailed.KIND_DEADLINE
         case _:
             return engine_pb2.RequestFailed.KIND_INTERNAL
 
 
-def _error(kind: engine_pb2.RequestFailed.Kind, message: str) -> LockstepError:
-    match kind:
+def _error(failed: engine_pb2.RequestFailed) -> LockstepError:
+    match failed.kind:
         case engine_pb2.RequestFailed.KIND_INVALID:
-            return InvalidRequestError(message)
+            return InvalidRequestError(failed.message)
         case engine_pb2.RequestFailed.KIND_CAPACITY:
-            return CapacityError(message)
+            if not failed.HasField("retry_after_ms"):
+                raise ValueError("retry_after_ms is missing: KIND_CAPACITY needs one")
+            retry_after_s = failed.retry_after_ms / MS_PER_S
+            return CapacityError(failed.message, retry_after_s=retry_after_s)
         case engine_pb2.RequestFailed.KIND_UNAVAILABLE:
-            return UnavailableError(message)
+            return UnavailableError(failed.message)
+        case engine_pb2.RequestFailed.KIND_DEADLINE:
+            return DeadlineError(failed.message)
         case _:
-            return LockstepError(message)
+            return LockstepError(failed.message)
 
 
 def _pack(typecode: str, values: Iterable[int]) -> bytes:

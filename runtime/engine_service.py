@@ -15,8 +15,9 @@ import grpc
 from protos import engine_pb2, engine_pb2_grpc
 from protos.auth import TokenInterceptor
 from runtime import engine_codec
-from runtime.engine import Connection, Engine, Outputs
+from runtime.engine import Connection, Engine
 from runtime.errors import ConfigError, InvalidRequestError, LockstepError, UnavailableError
+from runtime.live_requests import Outputs
 from runtime.request import EngineStats, RequestFailure, RequestOutput
 
 logger = logging.getLogger(__name__)

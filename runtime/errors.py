@@ -13,7 +13,15 @@ class InvalidRequestError(LockstepError):
 
 
 class CapacityError(LockstepError):
-    """There is no room now; the same request may be accepted later."""
+    """There is no room now; the same request may be accepted after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineError(LockstepError):
+    """The client's deadline can't be met any more."""
 
 
 class UnavailableError(LockstepError):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from runtime.errors import InvalidRequestError, LockstepError
 from runtime.sampling_params import SamplingParams
@@ -40,6 +41,10 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     seed: int
+    cache_salt: str = ""  # cached prefixes are shared within one salt
+    priority: int = 0  # lower is more urgent
+    tenant: str = ""  # who is charged
+    timeout_s: float | None = None  # that the client still waits
 
     def check(self, model: ModelInfo) -> None:
         """Raises InvalidRequestError where the request can't be served by `model`."""
@@ -59,13 +64,14 @@ class Request:
                 )
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOutput:
-    """What one step brought for one request: new tokens, and the reason if they are its last."""
+class RequestOutput(NamedTuple):
+    """What one step brought for one choice: new tokens, and the reason if they are its last."""
 
     request_id: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    choice: int = 0  # which of its request
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +95,8 @@ class EngineStats:
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
+    num_cached_blocks: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_refused: int
+    num_timed_out: int

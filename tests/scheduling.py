@@ -2,22 +2,40 @@
 
 import hashlib
 from collections.abc import Sequence as Ids
+from typing import Any
 
 import numpy as np
 
 from runtime.sampling_params import SamplingParams
-from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
+from runtime.scheduling.cache_layout import CacheGroup, CacheLayout, window_blocks
 from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.limits import QueueLimits, SchedulerLimits
+from runtime.scheduling.policy import FcfsPolicy, Policy
+from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
-from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.step_plan import BlockTables, StepPlan, StepResult
 
 VOCAB_SIZE = 997
 EOS = 0
 
 
-def make_layout(*, num_blocks: int = 64, block_size: int = 4, num_groups: int = 1) -> CacheLayout:
-    groups = tuple(CacheGroup(layers=(index,), window=0) for index in range(num_groups))
+def make_layout(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    windows: Ids[int] = (0,),
+    max_chunk_tokens: int = 32,
+) -> CacheLayout:
+    """One group for each of `windows`."""
+    groups = tuple(
+        CacheGroup(
+            layers=(index,),
+            window=window,
+            max_blocks=window_blocks(window, max_chunk_tokens, block_size) if window else None,
+        )
+        for index, window in enumerate(windows)
+    )
     return CacheLayout(block_size=block_size, num_blocks=num_blocks, groups=groups, block_bytes=1)
 
 
@@ -25,19 +43,33 @@ def make_scheduler(
     *,
     num_blocks: int = 64,
     block_size: int = 4,
-    num_groups: int = 1,
+    windows: Ids[int] = (0,),
     max_num_batched_tokens: int = 32,
     max_num_seqs: int = 8,
-    watermark: float = 0.0,
     max_model_len: int = 1 << 20,
+    policy: Policy | None = None,
+    prefix_cache: bool = True,
+    hash_fn: Hash = sha256_digest,
+    queue: QueueLimits | None = None,
+    **limits: Any,
 ) -> Scheduler:
-    layout = make_layout(num_blocks=num_blocks, block_size=block_size, num_groups=num_groups)
+    threshold = limits.get("long_prefill_token_threshold") or max_num_batched_tokens
+    layout = make_layout(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        windows=windows,
+        max_chunk_tokens=min(threshold, max_num_batched_tokens),
+    )
     return Scheduler(
-        CacheManager(layout),
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_num_seqs=max_num_seqs,
-        watermark=watermark,
-        max_model_len=min(max_model_len, layout.max_sequence_tokens),
+        CacheManager(layout, prefix_cache=prefix_cache, root=b"test", hash_fn=hash_fn),
+        policy=policy or FcfsPolicy(),
+        limits=SchedulerLimits(
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_seqs=max_num_seqs,
+            max_model_len=min(max_model_len, layout.max_sequence_tokens),
+            queue=queue or QueueLimits(),
+            **limits,
+        ),
         eos_token_ids={EOS},
     )
 
@@ -49,9 +81,11 @@ def make_sequence(
     max_tokens: int = 8,
     seed: int = 0,
     ignore_eos: bool = False,
+    min_tokens: int = 0,
+    **options: Any,
 ) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos)
-    return Sequence(sequence_id, prompt, params=params, seed=seed)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    return Sequence(sequence_id, prompt, params=params, seed=seed, **options)
 
 
 def oracle_token(tokens: Ids[int], seed: int) -> int:
@@ -61,13 +95,20 @@ def oracle_token(tokens: Ids[int], seed: int) -> int:
 
 
 def oracle_continuation(
-    prompt: Ids[int], *, max_tokens: int, seed: int = 0, ignore_eos: bool = False
+    prompt: Ids[int],
+    *,
+    max_tokens: int,
+    seed: int = 0,
+    ignore_eos: bool = False,
+    min_tokens: int = 0,
+    windows: Ids[int] = (0,),
 ) -> list[int]:
     """What a request must get, computed without any of our machinery."""
     tokens = list(prompt)
+    window = 0 if 0 in windows else max(windows)
     while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(oracle_token(tokens, seed))
-        if tokens[-1] == EOS and not ignore_eos:
+        tokens.append(oracle_token(tokens[-window:], seed))
+        if tokens[-1] == EOS and not ignore_eos and len(tokens) - len(prompt) > min_tokens:
             break
     return tokens[len(prompt) :]
 
@@ -75,8 +116,10 @@ def oracle_continuation(
 class OracleExecutor:
     """An executor whose cache keeps token ids, and whose next token hashes what it reads there.
 
-    A wrong table, a block handed out twice, a wrong position or a token that was never computed
-    changes the output.
+    A wrong table, a block handed out twice, a wrong position, a token that was never computed or a
+    copy that is missing changes the output. Groups with a window see that much alone, and what they
+    see must be the end of what full attention sees; without a full group the token depends on all
+    that the longest window sees.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -86,16 +129,24 @@ class OracleExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self.plans.append(plan)
-        tables = [self._split(table.num_blocks, table.block_ids) for table in plan.block_tables]
+        for source, target in plan.block_copies:
+            self.cache[target] = self.cache[source]
+        tables = [self._split(table) for table in plan.block_tables]
         self._write(plan, tables)
-        tokens: dict[int, tuple[int, ...]] = {}
-        for row, index in zip(plan.sample_index, plan.sample_sequence, strict=True):
-            length = int(plan.positions[row]) + 1
-            views = {tuple(self._read(table[index], length)) for table in tables}
-            assert len(views) == 1, "the cache groups disagree"
-            seed = int(plan.sampling.seed[index])
-            tokens[int(plan.sequence_ids[index])] = (oracle_token(views.pop(), seed),)
-        return StepResult(step_id=plan.step_id, token_ids=tokens)
+        for index, seq_len in enumerate(plan.seq_lens):
+            self._view(tables, index, int(seq_len) + 1)  # what the first query sees
+        token_ids = [
+            oracle_token(
+                self._view(tables, index, int(plan.positions[row]) + 1),
+                int(plan.sampling.seed[index]),
+            )
+            for row, index in zip(plan.sample_index, plan.sample_sequence, strict=True)
+        ]
+        return StepResult(
+            step_id=plan.step_id,
+            sequence_ids=plan.sequence_ids[plan.sample_sequence].tolist(),
+            token_ids=token_ids,
+        )
 
     def close(self) -> None:
         pass
@@ -104,21 +155,39 @@ class OracleExecutor:
         """Loses the cache, as new workers do."""
         self.cache[:] = -1
 
-    def _write(self, plan: StepPlan, tables: list[list[np.ndarray]]) -> None:
+    def _write(self, plan: StepPlan, tables: list[list[tuple[int, np.ndarray]]]) -> None:
         row = 0
         for index, count in enumerate(plan.query_lens):
             assert plan.positions[row] == plan.seq_lens[index]
             for _ in range(count):
-                position = plan.positions[row]
-                block, offset = divmod(int(position), self.layout.block_size)
+                block, offset = divmod(int(plan.positions[row]), self.layout.block_size)
                 for table in tables:
-                    self.cache[table[index][block], offset] = plan.input_ids[row]
+                    first, block_ids = table[index]
+                    assert block >= first
+                    self.cache[block_ids[block - first], offset] = plan.input_ids[row]
                 row += 1
         assert row == len(plan.input_ids)
 
-    def _read(self, table: np.ndarray, length: int) -> list[int]:
-        return self.cache[table].reshape(-1)[:length].tolist()
+    def _view(
+        self, tables: list[list[tuple[int, np.ndarray]]], index: int, length: int
+    ) -> list[int]:
+        """What the widest group sees of the first `length` tokens; the others must agree."""
+        views = [
+            self._read(*table[index], length, group.window)
+            for table, group in zip(tables, self.layout.groups, strict=True)
+        ]
+        widest = max(views, key=len)
+        for view in views:
+            assert view == widest[len(widest) - len(view) :], "the cache groups disagree"
+        return widest
+
+    def _read(self, first: int, block_ids: np.ndarray, length: int, window: int) -> list[int]:
+        start = max(0, length - window) if window else 0
+        offset = first * self.layout.block_size
+        assert offset <= start, "what the window sees was given back"
+        return self.cache[block_ids].reshape(-1)[start - offset : length - offset].tolist()
 
     @staticmethod
-    def _split(num_blocks: np.ndarray, block_ids: np.ndarray) -> list[np.ndarray]:
-        return np.split(block_ids, np.cumsum(num_blocks)[:-1])
+    def _split(table: BlockTables) -> list[tuple[int, np.ndarray]]:
+        parts = np.split(table.block_ids, np.cumsum(table.num_blocks)[:-1])
+        return list(zip(table.first_blocks.tolist(), parts, strict=True))

@@ -178,9 +178,11 @@ class Row:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    min_length: int = 0
+    first_blocks: Sequence[int] = ()  # one per cache group; 0 where there is none
 
 
-def make_batch(rows: Sequence[Row]) -> Batch:
+def make_batch(rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> Batch:
     lengths = [len(row.tokens) for row in rows]
     starts = [sum(lengths[:index]) for index in range(len(rows))]
     samples = [
@@ -198,20 +200,24 @@ def make_batch(rows: Sequence[Row]) -> Batch:
         sequence_ids=tuple(row.sequence_id for row in rows),
         seq_lens=torch.tensor([row.seq_len for row in rows], dtype=int32),
         query_lens=torch.tensor(lengths, dtype=int32),
-        block_tables=tuple(map(_pad, zip(*(row.block_tables for row in rows), strict=True))),
+        block_tables=tuple(_tables(rows, group) for group in range(len(rows[0].block_tables))),
+        block_copies=torch.tensor(copies, dtype=int32).view(-1, 2),
         sample_index=torch.tensor([place for _, place in samples], dtype=int32),
         sample_sequence=torch.tensor([index for index, _ in samples], dtype=int32),
         temperature=torch.tensor([row.temperature for row in rows]),
         top_k=torch.tensor([row.top_k for row in rows], dtype=int32),
         top_p=torch.tensor([row.top_p for row in rows]),
         seed=torch.tensor([row.seed for row in rows]),
+        min_length=torch.tensor([row.min_length for row in rows], dtype=int32),
     )
 
 
-def _pad(tables: Sequence[Sequence[int]]) -> BlockTables:
+def _tables(rows: Sequence[Row], group: int) -> BlockTables:
+    tables = [row.block_tables[group] for row in rows]
     width = max(map(len, tables))
-    rows = [list(table) + [0] * (width - len(table)) for table in tables]
-    return BlockTables(block_ids=torch.tensor(rows, dtype=torch.int32))
+    ids = torch.tensor([[*table, *[0] * width][:width] for table in tables])
+    first = torch.tensor([row.first_blocks[group] if row.first_blocks else 0 for row in rows])
+    return BlockTables(block_ids=ids.int(), first_blocks=first.int())
 
 
 class Feeder:

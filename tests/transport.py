@@ -22,7 +22,7 @@ TOKEN = "the-right-token"
 EPOCH = 3
 TIMEOUT_S = 20.0
 
-LIMITS = StepLimits(vocab_size=4096, max_model_len=128, num_groups=1, num_blocks=32, block_size=16)
+LIMITS = StepLimits(vocab_size=4096, max_model_len=128, num_blocks=32, block_size=16, windows=(0,))
 
 
 def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
@@ -38,7 +38,11 @@ def example_plan(step_id: int = 1, **changes: Any) -> StepPlan:
         sequence_ids=np.array([2**64 - 1, 12], np.uint64),
         seq_lens=ints(0, 42),
         query_lens=ints(4, 1),
-        block_tables=(BlockTables(num_blocks=ints(1, 3), block_ids=ints(7, 12, 23, 5)),),
+        block_tables=(
+            BlockTables(
+                num_blocks=ints(1, 3), first_blocks=ints(0, 0), block_ids=ints(7, 12, 23, 5)
+            ),
+        ),
         sample_index=ints(3, 4),
         sample_sequence=ints(0, 1),
         sampling=SamplingColumns(
@@ -46,7 +50,9 @@ def example_plan(step_id: int = 1, **changes: Any) -> StepPlan:
             top_k=ints(0, 40),
             top_p=np.array([1, 0.9], np.float32),
             seed=np.array([2**64 - 1, 7], np.uint64),
+            min_length=ints(0, 46),
         ),
+        block_copies=np.zeros((0, 2), np.int32),
     )
     return replace(plan, **changes)
 

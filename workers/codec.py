@@ -5,7 +5,7 @@ T tokens, S sequences, R sampled rows, G cache groups.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,19 @@ import torch
 from numpy.typing import NDArray
 
 from protos import worker_pb2
+from workers.arrays import (
+    FLOAT32,
+    INT32,
+    UINT64,
+    Int32,
+    check_each,
+    check_range,
+    read_array,
+    to_tensor,
+)
 from workers.batch import Batch, BlockTables
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec
 from workers.errors import StepError
-
-Int32 = NDArray[np.int32]
-
-INT32 = np.dtype("<i4")
-UINT64 = np.dtype("<u8")
-FLOAT32 = np.dtype("<f4")
 
 
 class NotBuiltError(StepError):
@@ -35,9 +39,9 @@ class StepLimits:
 
     vocab_size: int
     max_model_len: int
-    num_groups: int
     num_blocks: int
     block_size: int
+    windows: tuple[int, ...]  # [G] tokens that a query of the group's layers sees; 0: all
 
 
 def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
@@ -45,52 +49,54 @@ def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
     return StepLimits(
         vocab_size=spec.vocab_size,
         max_model_len=spec.max_model_len,
-        num_groups=len(layout.groups),
         num_blocks=layout.num_blocks,
         block_size=layout.block_size,
+        windows=tuple(_widest(spec.layers[layer].window for layer in g) for g in layout.groups),
     )
 
 
 def decode_plan(plan: worker_pb2.StepPlan, limits: StepLimits) -> Batch:
     """Raises StepError: an array has a wrong length, sum or range. The message names it.
 
-    Raises NotBuiltError: the step has block_ops, token_references or defer_sampling.
+    Raises NotBuiltError: the step has token_references, defer_sampling or block_ops other than
+    copies.
     """
     _refuse_what_is_not_built(plan)
-    input_ids = _array("input_ids", plan.input_ids, INT32)
+    input_ids = read_array("input_ids", plan.input_ids, INT32)
     num_tokens = len(input_ids)
-    sequence_ids = _array("sequence_ids", plan.sequence_ids, UINT64)
+    sequence_ids = read_array("sequence_ids", plan.sequence_ids, UINT64)
     num_sequences = len(sequence_ids)
     if num_sequences == 0:
         raise StepError("sequence_ids is empty: a step has at least 1 sequence")
     if len(np.unique(sequence_ids)) != num_sequences:
         raise StepError(f"sequence_ids has {num_sequences} ids, not all different")
-    query_lens = _array("query_lens", plan.query_lens, INT32, num_sequences, "sequence_ids")
-    _check_range("query_lens", query_lens, 1, limits.max_model_len + 1)
+    query_lens = read_array("query_lens", plan.query_lens, INT32, num_sequences, "sequence_ids")
+    check_range("query_lens", query_lens, 1, limits.max_model_len + 1)
     if query_lens.sum(dtype=np.int64) != num_tokens:
         raise StepError(f"query_lens sum to {query_lens.sum()}, input_ids has {num_tokens} tokens")
-    seq_lens = _array("seq_lens", plan.seq_lens, INT32, num_sequences, "sequence_ids")
-    _check_range("seq_lens", seq_lens, 0, limits.max_model_len + 1)
-    _check_range("seq_lens + query_lens", seq_lens + query_lens, 1, limits.max_model_len + 1)
-    _check_range("input_ids", input_ids, 0, limits.vocab_size)
-    positions = _array("positions", plan.positions, INT32, num_tokens, "input_ids")
+    seq_lens = read_array("seq_lens", plan.seq_lens, INT32, num_sequences, "sequence_ids")
+    check_range("seq_lens", seq_lens, 0, limits.max_model_len + 1)
+    check_range("seq_lens + query_lens", seq_lens + query_lens, 1, limits.max_model_len + 1)
+    check_range("input_ids", input_ids, 0, limits.vocab_size)
+    positions = read_array("positions", plan.positions, INT32, num_tokens, "input_ids")
     _check_positions(positions, seq_lens, query_lens)
     sample_index, sample_sequence = _decode_samples(plan, query_lens)
     return Batch(
-        input_ids=_tensor(input_ids),
-        positions=_tensor(positions),
+        input_ids=to_tensor(input_ids),
+        positions=to_tensor(positions),
         sequence_ids=tuple(sequence_ids.tolist()),
-        seq_lens=_tensor(seq_lens),
-        query_lens=_tensor(query_lens),
-        block_tables=_decode_tables(plan, seq_lens + query_lens, limits),
-        sample_index=_tensor(sample_index),
-        sample_sequence=_tensor(sample_sequence),
+        seq_lens=to_tensor(seq_lens),
+        query_lens=to_tensor(query_lens),
+        block_tables=_decode_tables(plan, seq_lens, query_lens, limits),
+        block_copies=_decode_copies(plan, limits.num_blocks),
+        sample_index=to_tensor(sample_index),
+        sample_sequence=to_tensor(sample_sequence),
         **_decode_sampling(plan.sampling, num_sequences),
     )
 
 
 def encode_result(token_ids: Mapping[int, int]) -> worker_pb2.StepResult:
-    """One token for each sequence in `token_ids`, which maps sequence id to token id."""
+    """One token for each sequence id in `token_ids`, in its order."""
     return worker_pb2.StepResult(
         sequence_ids=np.fromiter(token_ids.keys(), UINT64, len(token_ids)).tobytes(),
         num_tokens=np.ones(len(token_ids), INT32).tobytes(),
@@ -151,12 +157,13 @@ def _encode_layer(layer: LayerCacheSpec) -> worker_pb2.LayerCacheSpec:
     )
 
 
+def _widest(windows: Iterable[int]) -> int:
+    """The window of layers that share a block table."""
+    found = set(windows)
+    return 0 if 0 in found else max(found)
+
+
 def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
-    if plan.block_ops:
-        raise NotBuiltError(
-            f"block_ops has {len(plan.block_ops)} operations: this worker copies no blocks yet, "
-            "send steps without them"
-        )
     if plan.HasField("token_references"):
         raise NotBuiltError(
             "token_references is set: this worker keeps no samples of earlier steps yet, "
@@ -169,9 +176,11 @@ def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
 
 
 def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32, Int32]:
-    index = _array("sample_index", plan.sample_index, INT32)
-    sequence = _array("sample_sequence", plan.sample_sequence, INT32, len(index), "sample_index")
-    _check_range("sample_sequence", sequence, 0, len(query_lens))
+    index = read_array("sample_index", plan.sample_index, INT32)
+    sequence = read_array(
+        "sample_sequence", plan.sample_sequence, INT32, len(index), "sample_index"
+    )
+    check_range("sample_sequence", sequence, 0, len(query_lens))
     if len(np.unique(sequence)) != len(sequence):
         raise NotBuiltError(
             "sample_sequence names a sequence twice: this worker samples one token of a sequence "
@@ -179,49 +188,63 @@ def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32
         )
     ends = np.cumsum(query_lens, dtype=INT32)[sequence]
     starts = ends - query_lens[sequence]
-    _check_each("sample_index", index, (index >= starts) & (index < ends), starts, ends - 1)
+    check_each("sample_index", index, starts, ends - 1)
     return index, sequence
 
 
 def _decode_tables(
-    plan: worker_pb2.StepPlan, lengths: Int32, limits: StepLimits
+    plan: worker_pb2.StepPlan, seq_lens: Int32, query_lens: Int32, limits: StepLimits
 ) -> tuple[BlockTables, ...]:
-    if len(plan.block_tables) != limits.num_groups:
+    if len(plan.block_tables) != len(limits.windows):
         raise StepError(
             f"block_tables has {len(plan.block_tables)} tables, the cache has "
-            f"{limits.num_groups} groups"
+            f"{len(limits.windows)} groups"
         )
-    needed = -(-lengths // limits.block_size)
-    return tuple(
-        _decode_table(f"block_tables[{group}]", table, needed, limits)
-        for group, table in enumerate(plan.block_tables)
-    )
+    ends = -(-(seq_lens + query_lens) // limits.block_size)
+    tables = []
+    for group, (table, window) in enumerate(zip(plan.block_tables, limits.windows, strict=True)):
+        # The first token that the step's first query sees.
+        seen = np.maximum(seq_lens + 1 - window, 0) if window else np.zeros_like(seq_lens)
+        tables.append(
+            _decode_table(f"block_tables[{group}]", table, seen // limits.block_size, ends, limits)
+        )
+    return tuple(tables)
 
 
 def _decode_table(
-    name: str, table: worker_pb2.BlockTables, needed: Int32, limits: StepLimits
+    name: str, table: worker_pb2.BlockTables, starts: Int32, ends: Int32, limits: StepLimits
 ) -> BlockTables:
-    num_blocks = _array(f"{name}.num_blocks", table.num_blocks, INT32, len(needed), "sequence_ids")
-    block_ids = _array(f"{name}.block_ids", table.block_ids, INT32)
-    _check_each(
-        f"{name}.num_blocks",
-        num_blocks,
-        (num_blocks >= needed) & (num_blocks <= limits.num_blocks),
-        needed,
-        np.full_like(needed, limits.num_blocks),
-    )
+    """Each sequence reads or writes its blocks from `starts` to `ends` [S] in this step."""
+    count = len(starts)
+    first = read_array(f"{name}.first_blocks", table.first_blocks, INT32, count, "sequence_ids")
+    check_each(f"{name}.first_blocks", first, 0, starts)
+    num_blocks = read_array(f"{name}.num_blocks", table.num_blocks, INT32, count, "sequence_ids")
+    check_each(f"{name}.num_blocks", num_blocks, ends - first, limits.num_blocks)
+    block_ids = read_array(f"{name}.block_ids", table.block_ids, INT32)
     total = int(num_blocks.sum(dtype=np.int64))
     if total != len(block_ids):
         raise StepError(f"{name}.num_blocks sum to {total}, block_ids has {len(block_ids)} blocks")
-    _check_range(f"{name}.block_ids", block_ids, 0, limits.num_blocks)
+    check_range(f"{name}.block_ids", block_ids, 0, limits.num_blocks)
     padded = np.zeros((len(num_blocks), int(num_blocks.max())), np.int32)
     padded[np.arange(padded.shape[1]) < num_blocks[:, None]] = block_ids
-    return BlockTables(block_ids=torch.from_numpy(padded))
+    return BlockTables(block_ids=torch.from_numpy(padded), first_blocks=to_tensor(first))
+
+
+def _decode_copies(plan: worker_pb2.StepPlan, num_blocks: int) -> torch.Tensor:
+    """[K, 2] int32."""
+    for place, op in enumerate(plan.block_ops):
+        if op.kind != worker_pb2.BlockOp.KIND_COPY:
+            raise NotBuiltError(f"block_ops[{place}].kind is {op.kind}: only KIND_COPY is built")
+    sources = np.array([op.source_block for op in plan.block_ops], np.int64)
+    targets = np.array([op.target_block for op in plan.block_ops], np.int64)
+    check_range("block_ops.source_block", sources, 0, num_blocks)
+    check_range("block_ops.target_block", targets, 0, num_blocks)
+    return torch.from_numpy(np.stack((sources, targets), axis=1).astype(np.int32))
 
 
 def _decode_sampling(columns: worker_pb2.SamplingColumns, num_sequences: int) -> dict[str, Any]:
     def column(name: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-        return _array(f"sampling.{name}", data, dtype, num_sequences, "sequence_ids")
+        return read_array(f"sampling.{name}", data, dtype, num_sequences, "sequence_ids")
 
     temperature = column("temperature", columns.temperature, FLOAT32)
     finite = np.isfinite(temperature) & (temperature >= 0)
@@ -237,41 +260,16 @@ def _decode_sampling(columns: worker_pb2.SamplingColumns, num_sequences: int) ->
     if not inside.all():
         raise StepError(f"sampling.top_p {top_p[~inside][0]} must be in (0, 1]")
     seed = column("seed", columns.seed, UINT64)
+    min_length = column("min_length", columns.min_length, INT32)
+    if (min_length < 0).any():
+        raise StepError(f"sampling.min_length {min_length.min()} must be at least 0")
     return {
-        "temperature": _tensor(temperature),
-        "top_k": _tensor(top_k),
-        "top_p": _tensor(top_p),
-        "seed": _tensor(seed.view(np.int64)),
+        "temperature": to_tensor(temperature),
+        "top_k": to_tensor(top_k),
+        "top_p": to_tensor(top_p),
+        "seed": to_tensor(seed.view(np.int64)),
+        "min_length": to_tensor(min_length),
     }
-
-
-def _array(
-    name: str, data: bytes, dtype: np.dtype[Any], count: int | None = None, like: str = ""
-) -> NDArray[Any]:
-    """The numbers in `data`: as many as `like` has where `count` is given."""
-    if len(data) % dtype.itemsize:
-        raise StepError(
-            f"{name} has {len(data)} bytes: must be a multiple of {dtype.itemsize}, one number"
-        )
-    array = np.frombuffer(data, dtype)
-    if count is not None and len(array) != count:
-        raise StepError(f"{name} has {len(array)} values, {like} has {count}: must be equal")
-    return array
-
-
-def _check_range(name: str, array: NDArray[Any], low: int, end: int) -> None:
-    if len(array) == 0:
-        return
-    for extreme in (int(array.min()), int(array.max())):
-        if not low <= extreme < end:
-            raise StepError(f"{name} has {extreme}: must be in [{low}, {end})")
-
-
-def _check_each(name: str, array: Int32, good: NDArray[np.bool_], low: Int32, high: Int32) -> None:
-    if good.all():
-        return
-    row = int(np.argmin(good))
-    raise StepError(f"{name}[{row}] is {array[row]}: must be in [{low[row]}, {high[row]}]")
 
 
 def _check_positions(positions: Int32, seq_lens: Int32, query_lens: Int32) -> None:
@@ -284,8 +282,3 @@ def _check_positions(positions: Int32, seq_lens: Int32, query_lens: Int32) -> No
             f"positions[{row}] is {positions[row]}: must be {expected[row]}, "
             "the next token of its sequence after seq_lens"
         )
-
-
-# A copy: the message's bytes are read-only, and torch has no read-only tensors.
-def _tensor(array: NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))

@@ -67,6 +67,25 @@ def allocate(
     return tuple(caches[layer] for layer in range(len(layers))), wanted
 
 
+def copy_blocks(caches: Sequence[LayerCache], copies: torch.Tensor) -> None:
+    """Copies blocks, source to target [K, 2], one copy after the other.
+
+    In the storages of all layers: a block id names the same place in each.
+    """
+    origin: dict[int, int] = {}  # of what each target holds in the end
+    for source, target in copies.tolist():
+        origin[target] = origin.get(source, source)
+    moves = torch.tensor([[*origin], [*origin.values()]], dtype=torch.int64)
+    targets, sources = moves.to(caches[0].key.device)
+    # Once each: layers of other groups share a storage, and a second time would copy what the
+    # first has written.
+    storages = {cache.key.data_ptr(): cache for cache in caches}
+    for storage in storages.values():
+        # All sources are read before a target is written.
+        storage.key[targets] = storage.key[sources]
+        storage.value[targets] = storage.value[sources]
+
+
 def _check_layout(layers: Sequence[LayerCacheSpec], layout: CacheLayout) -> None:
     if layout.num_blocks < 1 or layout.block_size < 1:
         raise CacheError(

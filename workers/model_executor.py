@@ -54,7 +54,6 @@ class ModelExecutor:
         self._local_world_size = config.local_world_size
         self._device = _device(config)
         self._backend = _attention_backend(config.attention)
-        self._sampler = Sampler()
         self._layout: CacheLayout | None = None
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
         self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
@@ -78,6 +77,9 @@ class ModelExecutor:
         build.initialize_buffers(self._model, self._device)
         self._calls = self._probe()
         self.spec = self._describe(build.eos_token_ids(folder, model_config))
+        # A checkpoint may name ids past its vocabulary.
+        ends = [token for token in self.spec.eos_token_ids if 0 <= token < self._vocab_size]
+        self._sampler = Sampler(ends)
 
     def allocate_cache(self, layout: CacheLayout) -> int:
         """Makes the KV cache and returns its bytes.
@@ -104,7 +106,9 @@ class ModelExecutor:
         return cache_bytes
 
     def execute_model(self, batch: Batch) -> dict[int, int]:
-        """Runs one step: sequence id -> token id of the sampled rows; {} where this rank doesn't.
+        """Runs one step: sequence id -> token id, in the order of the sampled rows.
+
+        {} where this rank doesn't sample.
 
         Raises StepError: the batch doesn't fit the model or its cache; nothing ran.
         """
@@ -120,11 +124,15 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:
-        """Runs the forward pass; logits [R, V] float32 on the sampler's rank, None on the others.
+        """Copies blocks, then runs the forward pass.
+
+        Logits [R, V] float32 on the sampler's rank, None on the others.
 
         Raises StepError, as execute_model.
         """
         layout = self._check(batch)
+        if len(batch.block_copies):
+            kv_cache.copy_blocks(self._caches, batch.block_copies)
         metadata = build_metadata(batch, block_size=layout.block_size, device=self._device)
         step = StepPass(
             self._calls,
@@ -150,6 +158,7 @@ class ModelExecutor:
             top_k=batch.top_k[row],
             top_p=batch.top_p[row],
             seed=batch.seed[row],
+            min_length=batch.min_length[row],
         )
         return dict(zip(sequence_ids, self._sampler.sample(logits, rows).tolist(), strict=True))
 
@@ -222,6 +231,7 @@ class ModelExecutor:
         _check_range("sample_index", batch.sample_index, len(batch.input_ids))
         for tables in batch.block_tables:
             _check_range("block_ids", tables.block_ids, layout.num_blocks)
+        _check_range("block_copies", batch.block_copies, layout.num_blocks)
         return layout
 
 

@@ -44,10 +44,15 @@ class SamplingRows:
     top_k: torch.Tensor  # [R] int32, 0 keeps all
     top_p: torch.Tensor  # [R] float32
     seed: torch.Tensor  # [R] int64, the bits of the unsigned seed
+    min_length: torch.Tensor  # [R] int32, no end of sequence is sampled at a position below it
 
 
 class Sampler:
     """Greedy, or temperature, top-k, top-p and Gumbel-max (Maddison et al.: A* Sampling)."""
+
+    def __init__(self, eos_token_ids: Sequence[int]) -> None:
+        """`eos_token_ids` end a sequence; they are ids of the vocabulary."""
+        self._eos_token_ids = torch.tensor(eos_token_ids, dtype=torch.int64)
 
     def sample(self, logits: torch.Tensor, rows: SamplingRows) -> torch.Tensor:
         """Takes logits [R, V] float32, gives token ids [R] int64.
@@ -56,24 +61,38 @@ class Sampler:
         """
         best, tokens = logits.max(dim=-1)
         self._check_finite(best, rows.sequence_ids)
+        device = logits.device
+        held = rows.positions < rows.min_length
+        if bool(held.any()):
+            index = held.nonzero().flatten()
+            here = index.to(device)
+            best[here], tokens[here] = self._pick(logits, index, held).max(dim=-1)
+            self._check_finite(best, rows.sequence_ids)
         vocabulary = logits.shape[-1]
         greedy = rows.temperature == 0
         cuts_k = (rows.top_k > 0) & (rows.top_k < vocabulary)
         filtered = ~greedy & (cuts_k | (rows.top_p < 1))
         free = ~greedy & ~filtered
-        device = logits.device
         for chosen, draw in ((free, self._draw_free), (filtered, self._draw_filtered)):
             index = chosen.nonzero().flatten()
             if len(index) == 0:
                 continue
             here = index.to(device)
             # The largest logit becomes 0, so that no temperature overflows it.
-            scaled = logits[here].sub_(best[here, None])
+            scaled = self._pick(logits, index, held).sub_(best[here, None])
             scaled.div_(rows.temperature[index, None].to(device))
             keys = row_keys(rows.seed[index], rows.positions[index])
             top_k = torch.where(cuts_k, rows.top_k, vocabulary)[index]
             tokens[here] = draw(scaled, keys, top_k, rows.top_p[index])
         return tokens
+
+    def _pick(self, logits: torch.Tensor, index: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
+        """A copy of some rows [R', V], index [R']; those of `held` [R] without their ends."""
+        picked = logits[index.to(logits.device)]
+        holding = held[index].nonzero().to(logits.device)  # [n, 1]
+        if len(holding):
+            picked[holding, self._eos_token_ids.to(logits.device)] = NEVER
+        return picked
 
     def _check_finite(self, best: torch.Tensor, sequence_ids: Sequence[int]) -> None:
         finite = best.isfinite().tolist()

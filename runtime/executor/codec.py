@@ -12,6 +12,8 @@ INT32 = np.dtype("<i4")
 UINT64 = np.dtype("<u8")
 FLOAT32 = np.dtype("<f4")
 
+COPY = worker_pb2.BlockOp.KIND_COPY
+
 
 def encode_step(plan: StepPlan, *, epoch: int, return_input_hash: bool) -> bytes:
     """A serialized StepRequest: encoded once, the same bytes for every rank."""
@@ -29,44 +31,46 @@ def encode_step(plan: StepPlan, *, epoch: int, return_input_hash: bool) -> bytes
             sample_index=_bytes(plan.sample_index, INT32),
             sample_sequence=_bytes(plan.sample_sequence, INT32),
             sampling=_encode_sampling(plan.sampling),
+            block_ops=[
+                worker_pb2.BlockOp(kind=COPY, source_block=source, target_block=target)
+                for source, target in plan.block_copies.tolist()
+            ],
         ),
     )
     return bytes(request.SerializeToString())
 
 
 def decode_result(reply: worker_pb2.StepReply) -> StepResult:
-    """Rank 0's tokens by sequence id.
+    """Rank 0's tokens, in the order of the wire.
 
-    Raises ValueError: the arrays don't fit together; the message names both numbers.
+    Raises ValueError: the arrays don't fit together, or a row has not one token; the message names
+    the numbers.
     """
     result = reply.result
     sequence_ids = np.frombuffer(result.sequence_ids, UINT64)
     num_tokens = np.frombuffer(result.num_tokens, INT32)
     token_ids = np.frombuffer(result.token_ids, INT32)
-    if len(num_tokens) != len(sequence_ids):
-        raise ValueError(
-            f"num_tokens has {len(num_tokens)} values, sequence_ids has {len(sequence_ids)}: "
-            "must be equal"
-        )
-    if (num_tokens < 0).any() or num_tokens.sum(dtype=np.int64) != len(token_ids):
-        raise ValueError(
-            f"num_tokens sum to {num_tokens.sum()}, token_ids has {len(token_ids)} tokens"
-        )
-    ends = np.cumsum(num_tokens, dtype=np.int64).tolist()
-    starts = [0, *ends]
-    tokens = token_ids.tolist()
+    for name, values in (("num_tokens", num_tokens), ("token_ids", token_ids)):
+        if len(values) != len(sequence_ids):
+            raise ValueError(
+                f"{name} has {len(values)} values, sequence_ids has {len(sequence_ids)}: "
+                "must be equal"
+            )
+    other = num_tokens[num_tokens != 1]
+    if len(other):
+        raise ValueError(f"num_tokens has {other[0]}: must be 1, a row is sampled once")
     return StepResult(
         step_id=reply.step_id,
-        token_ids={
-            sequence_id: tuple(tokens[start:end])
-            for sequence_id, start, end in zip(sequence_ids.tolist(), starts, ends, strict=False)
-        },
+        sequence_ids=sequence_ids.tolist(),
+        token_ids=token_ids.tolist(),
     )
 
 
 def _encode_tables(tables: BlockTables) -> worker_pb2.BlockTables:
     return worker_pb2.BlockTables(
-        num_blocks=_bytes(tables.num_blocks, INT32), block_ids=_bytes(tables.block_ids, INT32)
+        num_blocks=_bytes(tables.num_blocks, INT32),
+        first_blocks=_bytes(tables.first_blocks, INT32),
+        block_ids=_bytes(tables.block_ids, INT32),
     )
 
 
@@ -76,6 +80,7 @@ def _encode_sampling(columns: SamplingColumns) -> worker_pb2.SamplingColumns:
         top_k=_bytes(columns.top_k, INT32),
         top_p=_bytes(columns.top_p, FLOAT32),
         seed=_bytes(columns.seed, UINT64),
+        min_length=_bytes(columns.min_length, INT32),
     )
 
 

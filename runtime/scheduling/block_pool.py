@@ -1,44 +1,107 @@
-"""The blocks of the KV cache: who is free, who is held how often."""
+"""The blocks of the KV cache: who is free, who is held how often, who keeps a prefix."""
 
-from collections import Counter, deque
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable
 
 
 class BlockPool:
-    """`num_blocks` blocks with reference counts and a free list, first freed, first handed out."""
+    """`num_blocks` blocks with reference counts, and the free ones in the order of their use.
 
-    def __init__(self, num_blocks: int) -> None:
+    Free blocks that keep a prefix are handed out last, the one freed longest ago first; `evict` is
+    called with each of them before it is handed out.
+    """
+
+    def __init__(self, num_blocks: int, evict: Callable[[int], None]) -> None:
         self.num_blocks = num_blocks
-        self._free = deque(range(num_blocks))
+        self._evict = evict
+        self._empty = list(reversed(range(num_blocks)))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # free, in the order of eviction
+        self._keeps: set[int] = set()  # free or not
         self._ref_counts = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_cached(self) -> int:
+        """Free blocks that keep a prefix."""
+        return len(self._cached)
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` free blocks; None if fewer are free, and then the pool is unchanged."""
-        if count > len(self._free):
+        empty = self._empty
+        start = len(empty) - count
+        if start >= 0:
+            blocks = empty[start:]
+            del empty[start:]
+        elif count <= self.num_free:
+            blocks = empty + [self._evict_first() for _ in range(-start)]
+            self._empty = []
+        else:
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
         for block in blocks:
             self._ref_counts[block] = 1
         return blocks
 
-    def release(self, blocks: Iterable[int]) -> None:
-        """Gives up one reference to each block; a block without references is free."""
+    def keep(self, block: int) -> None:
+        """The block's content has become a prefix that others may share."""
+        self._keeps.add(block)
+
+    def num_idle(self, blocks: Iterable[int]) -> int:
+        """How many of these are free, so that sharing them takes them from the free ones."""
+        return sum(not self._ref_counts[block] for block in blocks)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Takes one more reference to each block, which is held or keeps a prefix."""
+        for block in blocks:
+            if not self._ref_counts[block]:
+                del self._cached[block]
+            self._ref_counts[block] += 1
+
+    def release(self, blocks: Iterable[int], *, evict_first: bool = False) -> None:
+        """Gives up one reference to each block; a block without references is free.
+
+        Those that keep a prefix are evicted in this order, after or before those that are free.
+        """
         for block in blocks:
             assert self._ref_counts[block] > 0, f"block {block} is released more often than held"
             self._ref_counts[block] -= 1
-            if self._ref_counts[block] == 0:
-                self._free.append(block)
+            if self._ref_counts[block]:
+                continue
+            if block not in self._keeps:
+                self._empty.append(block)
+                continue
+            self._cached[block] = None
+            if evict_first:
+                self._cached.move_to_end(block, last=False)
 
-    def check_invariants(self, holders: Iterable[Iterable[int]]) -> None:
-        """Asserts that reference counts are what `holders`, all tables, hold, and the rest free."""
+    def forget(self) -> None:
+        """No block keeps a prefix any more."""
+        self._empty.extend(self._cached)
+        self._cached.clear()
+        self._keeps.clear()
+
+    def check_invariants(self, holders: Iterable[Iterable[int]], homes: Iterable[int]) -> None:
+        """Asserts that reference counts are what `holders`, all tables, hold, and the rest free.
+
+        `homes` are the blocks that the prefix cache knows.
+        """
         held = Counter(block for blocks in holders for block in blocks)
-        free = set(self._free)
-        assert len(free) == len(self._free), "a block is free twice"
-        assert len(free) + len(held) == self.num_blocks, "free + used blocks are not all blocks"
+        empty, cached = set(self._empty), set(self._cached)
+        assert len(empty) == len(self._empty), "a block is free twice"
+        assert not empty & cached, "a block is empty and keeps a prefix"
+        assert set(homes) == self._keeps, "the prefix cache knows other blocks than the pool keeps"
+        assert cached == self._keeps - held.keys(), "free blocks that keep a prefix"
+        assert not empty & self._keeps, "an empty block keeps a prefix"
+        assert len(empty) + len(cached) + len(held) == self.num_blocks, (
+            "free + cached free + used blocks are not all blocks"
+        )
         for block, count in enumerate(self._ref_counts):
             assert count == held[block], f"block {block}: {count} references, {held[block]} holders"
-            assert (count == 0) == (block in free), f"block {block}: free and held"
+
+    def _evict_first(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        self._keeps.remove(block)
+        self._evict(block)
+        return block

@@ -1,11 +1,16 @@
 """Which layers share a block table, and how many blocks the memory holds."""
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runtime.errors import ConfigError
+
+MAX_TOKENS = 2**31 - 1
+# What running sequences may use, and three times as much to keep prefixes for later ones.
+CACHED_SHARES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class CacheGroup:
 
     layers: tuple[int, ...]  # indices into the layer specs
     window: int
+    max_blocks: int | None = None  # most blocks that one sequence holds; None: all of its tokens'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +50,18 @@ class CacheLayout:
     groups: tuple[CacheGroup, ...]
     block_bytes: int  # of one block, on one rank
 
+    def max_blocks_for(self, num_tokens: int) -> int:
+        """Most blocks that a sequence holds on its way to `num_tokens`, all groups together."""
+        return _most_blocks(self.groups, -(-num_tokens // self.block_size))
+
     @property
     def max_sequence_tokens(self) -> int:
         """Tokens of the longest sequence that the pool holds alone."""
-        return self.num_blocks // len(self.groups) * self.block_size
+        most = MAX_TOKENS // self.block_size
+        blocks = bisect_right(
+            range(1, most), self.num_blocks, key=lambda length: _most_blocks(self.groups, length)
+        )
+        return blocks * self.block_size
 
 
 def make_cache_layout(
@@ -57,10 +71,12 @@ def make_cache_layout(
     memory_bytes: int,
     max_num_seqs: int,
     max_model_len: int,
+    max_chunk_tokens: int,
 ) -> CacheLayout:
     """Groups layers by window, as many layers in every group, and fills the memory with blocks.
 
-    Makes no more blocks than `max_num_seqs` sequences of `max_model_len` tokens could use.
+    Makes no more blocks than CACHED_SHARES times what `max_num_seqs` sequences of `max_model_len`
+    tokens, fed in chunks of `max_chunk_tokens`, could use.
 
     Raises ConfigError: the layers differ in what a token takes, or the memory doesn't hold one
     block of each group.
@@ -76,13 +92,17 @@ def make_cache_layout(
         by_window[spec.window].append(index)
     group_size = math.gcd(*map(len, by_window.values()))
     groups = tuple(
-        CacheGroup(layers=tuple(indices[start : start + group_size]), window=window)
+        CacheGroup(
+            layers=tuple(indices[start : start + group_size]),
+            window=window,
+            max_blocks=window_blocks(window, max_chunk_tokens, block_size) if window else None,
+        )
         for window, indices in sorted(by_window.items())
         for start in range(0, len(indices), group_size)
     )
     block_bytes = group_size * block_size * layers[0].token_bytes
-    useful_blocks = max_num_seqs * -(-max_model_len // block_size) * len(groups)
-    num_blocks = min(memory_bytes // block_bytes, useful_blocks)
+    useful_blocks = max_num_seqs * _most_blocks(groups, -(-max_model_len // block_size))
+    num_blocks = min(memory_bytes // block_bytes, CACHED_SHARES * useful_blocks)
     if num_blocks < len(groups):
         raise ConfigError(
             f"kv_memory={memory_bytes} bytes holds {num_blocks} blocks of {block_bytes} bytes: "
@@ -91,4 +111,20 @@ def make_cache_layout(
         )
     return CacheLayout(
         block_size=block_size, num_blocks=num_blocks, groups=groups, block_bytes=block_bytes
+    )
+
+
+def window_blocks(window: int, chunk_tokens: int, block_size: int) -> int:
+    """Blocks that cover what a chunk's queries see, wherever it begins in a block.
+
+    The first query sees `window - 1` tokens before the chunk; a run of n tokens touches at most
+    ceil((n - 1) / block_size) + 1 blocks.
+    """
+    return -(-(window + chunk_tokens - 2) // block_size) + 1
+
+
+def _most_blocks(groups: Sequence[CacheGroup], length: int) -> int:
+    """For a sequence of `length` blocks of tokens."""
+    return sum(
+        length if group.max_blocks is None else min(length, group.max_blocks) for group in groups
     )

@@ -1,49 +1,313 @@
-"""The block tables of all sequences that hold blocks."""
+"""The block tables of all sequences that hold blocks, and what of them may be shared."""
+
+from collections.abc import Sequence as Ordered
+from typing import NamedTuple
 
 from runtime.scheduling.block_pool import BlockPool
 from runtime.scheduling.cache_layout import CacheLayout
+from runtime.scheduling.output import BlockCopy, TableChange
+from runtime.scheduling.prefix_cache import Hash, Node, PrefixCache, sha256_digest
+from runtime.scheduling.sequence import Sequence
+
+
+class Admission(NamedTuple):
+    """How an admitted sequence starts."""
+
+    change: TableChange
+    copies: tuple[BlockCopy, ...]
+
+
+class Start(NamedTuple):
+    """What of a sequence is in the cache already."""
+
+    num_tokens: int
+    nodes: list[Node]  # of the first full blocks
+    firsts: list[int]  # by group: place of the first block in `shared`
+    shared: list[list[int]]  # by group
+    copied: list[int | None]  # by group: block whose first tokens are this sequence's next
+
+
+class _Blocks:
+    """What one sequence holds."""
+
+    __slots__ = ("firsts", "nodes", "tables")
+
+    def __init__(self, firsts: list[int], tables: list[list[int]], nodes: list[Node]) -> None:
+        self.firsts = firsts  # by group: place of the first block in its sequence
+        self.tables = tables  # by group
+        self.nodes = nodes  # of the first full blocks, as far as others can find them
 
 
 class CacheManager:
-    """One table per cache group and sequence, over one pool."""
+    """One table per cache group and sequence, over one pool.
 
-    def __init__(self, layout: CacheLayout) -> None:
+    A table of a window group begins where the window does: blocks before it are given back.
+    """
+
+    def __init__(
+        self,
+        layout: CacheLayout,
+        *,
+        prefix_cache: bool = True,
+        root: bytes = b"",
+        hash_fn: Hash = sha256_digest,
+    ) -> None:
+        """`root` is the prefix cache's secret."""
         self.layout = layout
-        self.pool = BlockPool(layout.num_blocks)
-        self._tables: dict[int, tuple[list[int], ...]] = {}
+        self.pool = BlockPool(layout.num_blocks, self._evict)
+        self.num_table_blocks = 0  # sum over all tables; a shared block counts in each
+        self._prefixes = PrefixCache(
+            block_size=layout.block_size,
+            num_groups=len(layout.groups),
+            root=root,
+            hash_fn=hash_fn,
+        )
+        self._caches_prefixes = prefix_cache
+        self._windows = tuple(group.window for group in layout.groups)
+        self._held: dict[int, _Blocks] = {}
 
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a sequence of `num_tokens` holds, all groups together."""
-        return -(-num_tokens // self.layout.block_size) * len(self.layout.groups)
+    def capacity(self, sequence: Sequence) -> int:
+        """Tokens that a sequence's tables reach."""
+        held = self._held[sequence.sequence_id]
+        reach = min(
+            first + len(table) for first, table in zip(held.firsts, held.tables, strict=True)
+        )
+        return reach * self.layout.block_size
 
-    def grow(self, sequence_id: int, num_tokens: int) -> tuple[list[int], ...] | None:
-        """Makes room for the first `num_tokens` tokens of a sequence.
+    def find_start(self, sequence: Sequence) -> Start:
+        """What the sequence it is a fork of, or the prefix cache, has of a sequence's tokens.
 
-        Returns the blocks appended to each group's table, or None if they are not free: then
-        nothing has changed.
+        Never the last one: that is computed always.
         """
-        groups = range(len(self.layout.groups))
-        tables = self._tables.get(sequence_id)
-        have = len(tables[0]) if tables else 0
-        missing = -(-num_tokens // self.layout.block_size) - have
-        if missing <= 0:
-            return tuple([] for _ in groups)
-        blocks = self.pool.allocate(missing * len(groups))
-        if blocks is None:
-            return None
-        appended = tuple(blocks[group * missing : (group + 1) * missing] for group in groups)
-        if tables is None:
-            tables = self._tables[sequence_id] = tuple([] for _ in groups)
-        for table, new in zip(tables, appended, strict=True):
-            table.extend(new)
-        return appended
+        start = self._fork_start(sequence)
+        return self._prefix_start(sequence) if start is None else start
 
-    def free(self, sequence_id: int) -> None:
-        """Gives back all blocks of a sequence; no step that may write them is in flight."""
-        for table in self._tables.pop(sequence_id):
+    def num_blocks_of(self, sequence: Sequence) -> int:
+        """Blocks that a sequence holds, shared ones too."""
+        return sum(map(len, self._held[sequence.sequence_id].tables))
+
+    def blocks_needed(self, sequence: Sequence, start: Start) -> int:
+        """Blocks that `admit` takes from the free ones."""
+        return sum(self._missing(sequence, start)) + sum(map(self.pool.num_idle, start.shared))
+
+    def admit(self, sequence: Sequence, start: Start, *, spare: int) -> Admission | None:
+        """Gives a sequence blocks for all its tokens, as far as its windows reach.
+
+        Shares those of `start`, which was found just now, and sets `num_computed_tokens`. None if
+        it would leave fewer than `spare` blocks free: then nothing has changed.
+        """
+        if self.blocks_needed(sequence, start) + spare > self.pool.num_free:
+            return None
+        for table in start.shared:
+            self.pool.share(table)
+        new = self._allocate(self._missing(sequence, start))
+        assert new is not None, "the room was counted"
+        tables = [shared + appended for shared, appended in zip(start.shared, new, strict=True)]
+        self._held[sequence.sequence_id] = _Blocks(start.firsts, tables, start.nodes)
+        self.num_table_blocks += sum(map(len, tables))
+        sequence.num_computed_tokens = start.num_tokens
+        copies = tuple(
+            BlockCopy(source, appended[0])
+            for source, appended in zip(start.copied, new, strict=True)
+            if source is not None
+        )
+        change = TableChange(sequence.sequence_id, tuple(start.firsts), tuple(map(list, tables)))
+        return Admission(change, copies)
+
+    def extend(self, sequence: Sequence) -> TableChange | None:
+        """Gives back what is behind the windows, then makes room for the known tokens.
+
+        None if that isn't free: no block was added then.
+        """
+        held = self._held[sequence.sequence_id]
+        self._slide(held, sequence.num_computed_tokens)
+        ends = self._ends(held.firsts, sequence.num_tokens)
+        new = self._allocate(
+            [
+                end - first - len(table)
+                for end, first, table in zip(ends, held.firsts, held.tables, strict=True)
+            ]
+        )
+        if new is None:
+            return None
+        for table, appended in zip(held.tables, new, strict=True):
+            table.extend(appended)
+            self.num_table_blocks += len(appended)
+        return TableChange(sequence.sequence_id, tuple(held.firsts), new)
+
+    def commit(self, sequence: Sequence) -> None:
+        """Lets others share the full blocks of the prompt that are computed.
+
+        Their step must have been acknowledged.
+        """
+        self._publish(sequence, min(sequence.num_computed_tokens, sequence.num_prompt_tokens))
+
+    def free(self, sequence: Sequence) -> None:
+        """Gives back all blocks of a sequence; no step that may write them is in flight.
+
+        What is full and computed stays findable until its blocks are needed.
+        """
+        # Output is hashed here, once, and not block by block as it comes: nobody asks for the
+        # tokens of an answer before the client has seen it.
+        self._publish(sequence, sequence.num_computed_tokens)
+        held = self._held.pop(sequence.sequence_id)
+        for table in held.tables:
             # Tail first: a prefix is shared by more sequences than its tail, so the tail should be
-            # handed out first.
+            # evicted first.
             self.pool.release(reversed(table))
+            self.num_table_blocks -= len(table)
+
+    def clear(self) -> None:
+        """Forgets all that the cache holds: the workers have lost it. No sequence holds blocks."""
+        assert not self._held, "sequences hold blocks"
+        self._prefixes.clear()
+        self.pool.forget()
 
     def check_invariants(self) -> None:
-        self.pool.check_invariants(table for tables in self._tables.values() for table in tables)
+        tables = [table for held in self._held.values() for table in held.tables]
+        self.pool.check_invariants(tables, self._prefixes.homes)
+        self._prefixes.check_invariants()
+        assert self.num_table_blocks == sum(map(len, tables))
+        for held in self._held.values():
+            assert len(held.nodes) * self.layout.block_size <= min(
+                self.layout.block_size * (first + len(table))
+                for first, table in zip(held.firsts, held.tables, strict=True)
+            ), "more is shareable than there is"
+
+    def _missing(self, sequence: Sequence, start: Start) -> list[int]:
+        """By group: blocks that a sequence needs beside those it shares."""
+        return [
+            end - first - len(table)
+            for end, first, table in zip(
+                self._ends(start.firsts, sequence.num_tokens),
+                start.firsts,
+                start.shared,
+                strict=True,
+            )
+        ]
+
+    def _prefix_start(self, sequence: Sequence) -> Start:
+        nodes = self._find_nodes(sequence)
+        count = len(nodes)
+        num_tokens = count * self.layout.block_size
+        firsts = [self._first_seen(window, num_tokens) for window in self._windows]
+        # A node that can be found holds these blocks: `_find_nodes` has looked.
+        shared = [
+            [block for node in nodes[first:] if (block := node.blocks[group]) is not None]
+            for group, first in enumerate(firsts)
+        ]
+        return Start(num_tokens, nodes, firsts, shared, [None] * len(firsts))
+
+    def _fork_start(self, sequence: Sequence) -> Start | None:
+        """All but the last token of the prompt, from the sequence that computed it; if it can."""
+        source = sequence.fork_of
+        if source is None or sequence.num_output_tokens:
+            return None
+        held = self._held.get(source.sequence_id)
+        num_tokens = sequence.num_prompt_tokens - 1
+        if held is None or source.num_computed_tokens < num_tokens:
+            return None
+        firsts = [self._first_seen(window, num_tokens) for window in self._windows]
+        if any(first < mine for first, mine in zip(firsts, held.firsts, strict=True)):
+            return None  # the source's window has moved on
+        count, rest = divmod(num_tokens, self.layout.block_size)
+        parts = [
+            table[first - mine : count - mine]
+            for table, first, mine in zip(held.tables, firsts, held.firsts, strict=True)
+        ]
+        copied = [
+            table[count - mine] if rest else None
+            for table, mine in zip(held.tables, held.firsts, strict=True)
+        ]
+        return Start(num_tokens, held.nodes[:count], firsts, parts, copied)
+
+    def _find_nodes(self, sequence: Sequence) -> list[Node]:
+        """The longest prefix whose blocks are all there, as far as its windows reach back."""
+        if not self._caches_prefixes or not sequence.reads_prefix_cache:
+            return []
+        count = (sequence.num_tokens - 1) // self.layout.block_size
+        hashes, salt = sequence.block_hashes, sequence.cache_salt
+        self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
+        nodes = self._prefixes.find(hashes, sequence.token_ids, count, salt)
+        length = len(nodes)
+        while (shorter := self._reachable(nodes, length)) < length:
+            length = shorter
+        return nodes[:length]
+
+    def _reachable(self, nodes: list[Node], length: int) -> int:
+        """`length`, or the place of a block that a prefix of so many blocks lacks."""
+        num_tokens = length * self.layout.block_size
+        for group, window in enumerate(self._windows):
+            first = self._first_seen(window, num_tokens)
+            # The last missing one for a window; for full attention the first decides.
+            places = range(length - 1, first - 1, -1) if window else range(first, length)
+            for place in places:
+                if nodes[place].blocks[group] is None:
+                    return place
+        return length
+
+    def _first_seen(self, window: int, num_tokens: int) -> int:
+        """Place of the first block that the token after `num_tokens` sees."""
+        return max(0, num_tokens - window + 1) // self.layout.block_size if window else 0
+
+    def _ends(self, firsts: Ordered[int], num_tokens: int) -> list[int]:
+        """By group: the place after the last block of a table that starts at `firsts`."""
+        blocks = -(-num_tokens // self.layout.block_size)
+        return [
+            blocks if group.max_blocks is None else min(blocks, first + group.max_blocks)
+            for group, first in zip(self.layout.groups, firsts, strict=True)
+        ]
+
+    def _allocate(self, counts: Ordered[int]) -> tuple[list[int], ...] | None:
+        """By group, so many blocks each; None if they are not free: then nothing has changed."""
+        blocks = self.pool.allocate(sum(counts))
+        if blocks is None:
+            return None
+        if len(counts) == 1:
+            return (blocks,)
+        rest = iter(blocks)
+        return tuple([next(rest) for _ in range(count)] for count in counts)
+
+    def _slide(self, held: _Blocks, num_computed_tokens: int) -> None:
+        for group, window in enumerate(self._windows):
+            if not window:
+                continue
+            gone = self._first_seen(window, num_computed_tokens) - held.firsts[group]
+            if gone > 0:
+                table = held.tables[group]
+                # Before all others: a later request needs the window at its own end.
+                self.pool.release(reversed(table[:gone]), evict_first=True)
+                del table[:gone]
+                held.firsts[group] += gone
+                self.num_table_blocks -= gone
+
+    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Makes the full blocks of the first `num_tokens` tokens findable."""
+        held = self._held[sequence.sequence_id]
+        size = self.layout.block_size
+        count = num_tokens // size
+        if not self._caches_prefixes or count <= len(held.nodes):
+            return
+        nodes, hashes, salt = held.nodes, sequence.block_hashes, sequence.cache_salt
+        self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
+        # Nodes of which this sequence held copies may have gone with the originals.
+        while nodes and not self._prefixes.is_alive(nodes[-1]):
+            nodes.pop()
+        for place in range(len(nodes), count):
+            tokens = sequence.token_ids[place * size : (place + 1) * size].tobytes()
+            blocks = [
+                table[place - first] if place >= first else None
+                for table, first in zip(held.tables, held.firsts, strict=True)
+            ]
+            parent = nodes[-1] if nodes else None
+            added = self._prefixes.add(parent, hashes[place], tokens, blocks, salt)
+            if added is None:  # a collision: nothing after it can be found
+                break
+            node, adopted = added
+            nodes.append(node)
+            for block in adopted:
+                self.pool.keep(block)
+        self._prefixes.prune(nodes)
+
+    def _evict(self, block: int) -> None:
+        self._prefixes.evict(block)

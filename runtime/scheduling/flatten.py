@@ -1,12 +1,59 @@
 """Turns the scheduler's decision into arrays: all scheduled tokens end to end, without padding."""
 
-from itertools import chain
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from runtime.scheduling.output import SchedulerOutput
+from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, TableChange
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import BlockTables, Int32, SamplingColumns, StepPlan
+
+Rows = NDArray[np.intp]
+
+FIRST_WIDTH = 64
+
+
+class _GroupTables:
+    """The block tables of one cache group, a row for each sequence that holds blocks."""
+
+    def __init__(self, max_num_seqs: int) -> None:
+        self._block_ids = np.zeros((max_num_seqs, FIRST_WIDTH), np.int32)
+        self._starts = np.zeros(max_num_seqs, np.int32)  # column of the first block
+        self._ends = np.zeros(max_num_seqs, np.int32)
+
+    def clear(self, row: int) -> None:
+        self._starts[row] = self._ends[row] = 0
+
+    def change(self, row: int, first: int, appended: list[int]) -> None:
+        self._starts[row] = first
+        if not appended:
+            return
+        start = max(int(self._ends[row]), first)
+        end = start + len(appended)
+        if end > self._block_ids.shape[1]:
+            self._widen(end)
+        self._block_ids[row, start:end] = appended
+        self._ends[row] = end
+
+    def gather(self, rows: Rows) -> BlockTables:
+        starts = self._starts[rows]
+        num_blocks = self._ends[rows] - starts
+        ends = np.cumsum(num_blocks)
+        # Where each row's blocks begin in the flat table, less where they go.
+        shifts = rows * self._block_ids.shape[1] + starts - (ends - num_blocks)
+        places = np.repeat(shifts, num_blocks) + np.arange(ends[-1])
+        return BlockTables(
+            num_blocks=num_blocks,
+            first_blocks=starts,
+            block_ids=self._block_ids.ravel().take(places),
+        )
+
+    def _widen(self, num_blocks: int) -> None:
+        rows, width = self._block_ids.shape
+        wider = np.zeros((rows, max(2 * width, num_blocks)), np.int32)
+        wider[:, :width] = self._block_ids
+        self._block_ids = wider
 
 
 class BatchTable:
@@ -19,86 +66,119 @@ class BatchTable:
     def __init__(self, *, max_num_seqs: int, num_groups: int) -> None:
         self._row_of: dict[int, int] = {}
         self._free_rows = list(reversed(range(max_num_seqs)))
-        self._block_ids = np.zeros((num_groups, max_num_seqs, 64), np.int32)
-        self._num_blocks = np.zeros(max_num_seqs, np.int32)  # the same in every group
-        self._temperature = np.zeros(max_num_seqs, np.float32)
-        self._top_k = np.zeros(max_num_seqs, np.int32)
-        self._top_p = np.zeros(max_num_seqs, np.float32)
-        self._seed = np.zeros(max_num_seqs, np.uint64)
+        self._groups = [_GroupTables(max_num_seqs) for _ in range(num_groups)]
+        self._columns = {
+            name: np.zeros(max_num_seqs, dtype)
+            for name, dtype in (
+                ("temperature", np.float32),
+                ("top_k", np.int32),
+                ("top_p", np.float32),
+                ("seed", np.uint64),
+                ("min_length", np.int32),
+            )
+        }
+        # Of the steady sequences, as long as they stay the same.
+        self._steady: tuple[Sequence, ...] = ()
+        self._steady_rows: Rows = np.zeros(0, np.intp)
+        self._steady_ids = np.zeros(0, np.uint64)
+        self._steady_lens = np.zeros(0, np.int32)  # in the last step
 
     def flatten(self, output: SchedulerOutput) -> StepPlan:
         """Applies the row events of `output` and lays out its step."""
         self._apply(output)
-        scheduled = output.scheduled
-        ids = [each.sequence.sequence_id for each in scheduled]
+        self._follow_steady(output.steady)
+        behind = output.scheduled
+        num_steady = len(output.steady)
+        last_tokens = np.fromiter(
+            (each.token_ids[-1] for each in output.steady), np.int32, count=num_steady
+        )
+        if not behind:
+            every = np.arange(num_steady, dtype=np.int32)
+            return self._plan(
+                output,
+                rows=self._steady_rows,
+                sequence_ids=self._steady_ids,
+                seq_lens=self._steady_lens.copy(),
+                query_lens=np.ones(num_steady, np.int32),
+                input_ids=last_tokens,
+                positions=self._steady_lens.copy(),
+                sample_index=every,
+                sample_sequence=every,
+            )
+        computed = np.array([each.num_computed_tokens for each in behind], np.int32)
+        counts = np.array([each.num_scheduled_tokens for each in behind], np.int32)
+        samples = np.array([each.samples for each in behind], np.bool_)
+        ends = np.cumsum(counts, dtype=np.int32)
+        ids = [each.sequence.sequence_id for each in behind]
         rows = np.array([self._row_of[sequence_id] for sequence_id in ids], np.intp)
-        seq_lens = np.array([each.num_computed_tokens for each in scheduled], np.int32)
-        query_lens = np.array([each.num_scheduled_tokens for each in scheduled], np.int32)
-        ends = np.cumsum(query_lens, dtype=np.int32)
-        num_tokens = int(ends[-1])
-        samples = np.array([each.samples for each in scheduled], np.bool_)
+        every = np.arange(num_steady, dtype=np.int32)
+        offsets = np.repeat(computed - (ends - counts), counts)
+        return self._plan(
+            output,
+            rows=_join(self._steady_rows, rows),
+            sequence_ids=_join(self._steady_ids, np.array(ids, np.uint64)),
+            seq_lens=_join(self._steady_lens, computed),
+            query_lens=_join(np.ones(num_steady, np.int32), counts),
+            input_ids=_join(last_tokens, *map(_tokens_of, behind)),
+            positions=_join(self._steady_lens, np.arange(ends[-1], dtype=np.int32) + offsets),
+            sample_index=_join(every, ends[samples] - 1 + num_steady),
+            sample_sequence=_join(every, np.flatnonzero(samples).astype(np.int32) + num_steady),
+        )
+
+    def _plan(self, output: SchedulerOutput, *, rows: Rows, **arrays: NDArray[Any]) -> StepPlan:
+        columns: dict[str, Any] = {name: each[rows] for name, each in self._columns.items()}
         return StepPlan(
             step_id=output.step_id,
-            input_ids=np.fromiter(
-                chain.from_iterable(
-                    each.sequence.token_ids[
-                        each.num_computed_tokens : each.num_computed_tokens
-                        + each.num_scheduled_tokens
-                    ]
-                    for each in scheduled
-                ),
-                np.int32,
-                count=num_tokens,
-            ),
-            positions=np.arange(num_tokens, dtype=np.int32)
-            + np.repeat(seq_lens - (ends - query_lens), query_lens),
-            sequence_ids=np.array(ids, np.uint64),
-            seq_lens=seq_lens,
-            query_lens=query_lens,
-            block_tables=self._gather_block_tables(rows),
-            sample_index=ends[samples] - 1,
-            sample_sequence=np.flatnonzero(samples).astype(np.int32),
-            sampling=SamplingColumns(
-                temperature=self._temperature[rows],
-                top_k=self._top_k[rows],
-                top_p=self._top_p[rows],
-                seed=self._seed[rows],
-            ),
+            block_tables=tuple(group.gather(rows) for group in self._groups),
+            sampling=SamplingColumns(**columns),
+            block_copies=np.array(output.copies, np.int32).reshape(-1, 2),
+            **arrays,
         )
+
+    def _follow_steady(self, steady: tuple[Sequence, ...]) -> None:
+        if steady is self._steady:
+            self._steady_lens += 1  # each of them has fed one token
+            return
+        self._steady = steady
+        ids = [each.sequence_id for each in steady]
+        self._steady_ids = np.array(ids, np.uint64)
+        self._steady_rows = np.array([self._row_of[sequence_id] for sequence_id in ids], np.intp)
+        self._steady_lens = np.array([each.num_computed_tokens for each in steady], np.int32)
 
     def _apply(self, output: SchedulerOutput) -> None:
         for sequence_id in output.removed:
             self._free_rows.append(self._row_of.pop(sequence_id))
         for sequence in output.added:
             self._add(sequence)
-        for event in output.appended:
-            row = self._row_of[event.sequence_id]
-            start = self._num_blocks[row]
-            end = start + len(event.blocks[0])
-            if end > self._block_ids.shape[2]:
-                self._widen(int(end))
-            self._block_ids[:, row, start:end] = event.blocks
-            self._num_blocks[row] = end
+        for change in output.changed:
+            self._change(change)
+
+    def _change(self, change: TableChange) -> None:
+        row = self._row_of[change.sequence_id]
+        for group, first, appended in zip(
+            self._groups, change.first_blocks, change.appended, strict=True
+        ):
+            group.change(row, first, appended)
 
     def _add(self, sequence: Sequence) -> None:
         row = self._row_of[sequence.sequence_id] = self._free_rows.pop()
-        self._num_blocks[row] = 0
-        self._temperature[row] = sequence.params.temperature
-        self._top_k[row] = sequence.params.top_k
-        self._top_p[row] = sequence.params.top_p
-        self._seed[row] = sequence.seed
-
-    def _widen(self, num_blocks: int) -> None:
-        groups, rows, width = self._block_ids.shape
-        wider = np.zeros((groups, rows, max(2 * width, num_blocks)), np.int32)
-        wider[:, :, :width] = self._block_ids
-        self._block_ids = wider
-
-    def _gather_block_tables(self, rows: np.ndarray) -> tuple[BlockTables, ...]:
-        num_blocks: Int32 = self._num_blocks[rows]
-        width = int(num_blocks.max())
-        used = np.arange(width) < num_blocks[:, None]
-        return tuple(
-            BlockTables(num_blocks=num_blocks, block_ids=block_ids[rows, :width][used])
-            for block_ids in self._block_ids
+        for group in self._groups:
+            group.clear(row)
+        params, columns = sequence.params, self._columns
+        columns["temperature"][row] = params.temperature
+        columns["top_k"][row] = params.top_k
+        columns["top_p"][row] = params.top_p
+        columns["seed"][row] = sequence.seed
+        columns["min_length"][row] = (
+            sequence.num_prompt_tokens + params.min_tokens if params.min_tokens else 0
         )
+
+
+def _tokens_of(each: ScheduledSequence) -> Int32:
+    start = each.num_computed_tokens
+    tokens = each.sequence.token_ids[start : start + each.num_scheduled_tokens]
+    return np.frombuffer(tokens, np.int32)
+
+
+def _join(*arrays: NDArray[Any]) -> NDArray[Any]:
+    return np.concatenate(arrays)

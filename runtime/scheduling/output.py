@@ -1,14 +1,13 @@
 """What the scheduler decided for a step, and what the step brought."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from runtime.request import FinishReason
 from runtime.scheduling.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """One sequence's part of a step."""
+class ScheduledSequence(NamedTuple):
+    """The part in a step of a sequence that is behind with its tokens."""
 
     sequence: Sequence
     num_computed_tokens: int  # in the cache before the step
@@ -21,36 +20,51 @@ class ScheduledSequence:
         return end == self.sequence.num_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksAppended:
-    """New blocks at the end of a sequence's tables, one list per cache group."""
+class TableChange(NamedTuple):
+    """What became of a sequence's block tables, one entry per cache group."""
 
     sequence_id: int
-    blocks: tuple[list[int], ...]
+    first_blocks: tuple[int, ...]  # the blocks before these were given back
+    appended: tuple[list[int], ...]
+
+
+class BlockCopy(NamedTuple):
+    """What a block holds is copied before the step."""
+
+    source: int
+    target: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
     """Who runs, how many tokens; and how the set of sequences that hold blocks has changed.
 
-    The row events are in the order in which they are to be applied: removed, added, appended.
+    The row events are in the order in which they are to be applied: removed, added, changed.
     """
 
     step_id: int
-    scheduled: tuple[ScheduledSequence, ...]
+    # These feed their last token, the only one not computed, and sample. The very tuple of the
+    # step before where nobody joined or left.
+    steady: tuple[Sequence, ...]
+    scheduled: tuple[ScheduledSequence, ...]  # the others that run
     removed: tuple[int, ...]  # sequence ids: finished, aborted, preempted since the last step
     added: tuple[Sequence, ...]  # admitted in this step
-    appended: tuple[BlocksAppended, ...]
+    changed: tuple[TableChange, ...]
+    copies: tuple[BlockCopy, ...]
 
     @property
     def num_scheduled_tokens(self) -> int:
-        return sum(each.num_scheduled_tokens for each in self.scheduled)
+        return len(self.steady) + sum(each.num_scheduled_tokens for each in self.scheduled)
+
+    @property
+    def num_scheduled_sequences(self) -> int:
+        return len(self.steady) + len(self.scheduled)
 
 
 @dataclass(frozen=True, slots=True)
-class SequenceUpdate:
-    """What a step brought for one sequence."""
+class StepOutcome:
+    """What a step brought."""
 
-    sequence: Sequence
-    new_token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
+    sequences: list[Sequence]  # that got a token
+    token_ids: list[int]  # one each
+    finished: list[Sequence]  # those of them that it ended

@@ -1,134 +1,183 @@
 """Decides who runs in a step and how many tokens: continuous batching with chunked prefill.
 
 Each sequence has some tokens computed and tries to catch up with the tokens it has; there is no
-prefill phase and no decode phase. Pure: the same calls give the same decisions.
+prefill phase and no decode phase. Pure: the same calls give the same decisions. A sequence that
+has caught up is steady: it feeds one token a step, and nothing is done for it until something
+happens to it, which is a block edge, its end, or a preemption.
 """
 
 from collections import deque
 from collections.abc import Collection
 
-from runtime.errors import WorkerError
+from runtime.errors import CapacityError, DeadlineError, LockstepError, WorkerError
 from runtime.request import FinishReason
+from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
-from runtime.scheduling.output import (
-    BlocksAppended,
-    ScheduledSequence,
-    SchedulerOutput,
-    SequenceUpdate,
-)
+from runtime.scheduling.limits import SchedulerLimits
+from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
+from runtime.scheduling.policy import Policy
+from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence, Status
 from runtime.scheduling.step_plan import StepResult
+from runtime.scheduling.waiting import Dropped, WaitingRoom
+
+# The quickest of so many steps tells whether a deadline can be met.
+RECENT_STEPS = 32
 
 
 class Scheduler:
-    """First come, first served; the youngest is preempted first.
+    """`schedule()` decides a step, `update()` applies what it brought; one step is in flight.
 
-    `schedule()` decides a step, `update()` applies what it brought; one step is in flight at most.
+    `now` is seconds of any clock that doesn't go back.
     """
 
     def __init__(
         self,
         cache: CacheManager,
         *,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-        watermark: float,
-        max_model_len: int,
+        policy: Policy,
+        limits: SchedulerLimits,
         eos_token_ids: Collection[int],
     ) -> None:
         self.cache = cache
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_seqs = max_num_seqs
-        self.watermark_blocks = int(watermark * cache.pool.num_blocks)
-        self.max_model_len = max_model_len
+        self.limits = limits
         self.eos_token_ids = frozenset(eos_token_ids)
-        self.num_preemptions = 0
-        self.waiting: deque[Sequence] = deque()
-        # In order of admission. All but the last have caught up with their tokens: the one that
-        # hasn't takes what is left of the budget, and then nobody is admitted behind it.
-        self.running: list[Sequence] = []
-        self._sequences: dict[int, Sequence] = {}
+        self.waiting = WaitingRoom(policy, limits.queue)
+        self.running = RunningSet(cache, policy, self.waiting)
+        self.admission = Admission(cache, policy, limits, self.waiting, self.running)
+        self.num_refused = 0
+        self.num_timed_out = 0
+        self._sequences: dict[int, Sequence] = {}  # all that live
+        self._num_arrivals = 0
         self._last_step_id = 0
         self._in_flight: SchedulerOutput | None = None
+        self._scheduled_at = 0.0
+        self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         # Aborted while a step that may write their blocks is in flight.
-        self._freed_on_update: list[int] = []
-        self._removed: list[int] = []
-        self._added: list[Sequence] = []
-        self._appended: list[BlocksAppended] = []
+        self._freed_on_update: list[Sequence] = []
+        self._dropped: list[Dropped] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running or self.waiting)
+        return bool(self.running.sequences or len(self.waiting))
 
-    def add(self, sequence: Sequence) -> None:
-        """Queues a sequence, whose id is new and which the pool can hold alone."""
-        assert sequence.sequence_id not in self._sequences, f"{sequence} is known already"
+    def add(self, sequence: Sequence, now: float = 0.0) -> None:
+        """Queues a sequence and its forks, whose ids are new and which the pool can hold alone.
+
+        Raises CapacityError: the queue is full; nothing has changed.
+        """
         assert sequence.num_tokens <= self.cache.layout.max_sequence_tokens, f"{sequence} too long"
-        self._sequences[sequence.sequence_id] = sequence
-        self.waiting.append(sequence)
+        family = [sequence, *sequence.forks]
+        for each in family:
+            assert each.sequence_id not in self._sequences, f"{each} is known already"
+            each.arrival = self._num_arrivals
+            each.arrival_s = now
+            self._num_arrivals += 1
+            length = each.num_prompt_tokens + each.params.max_tokens
+            each.max_num_tokens = min(length, self.limits.max_model_len)
+        try:
+            num_free_slots = self.limits.max_num_seqs - len(self.running)
+            self.waiting.add(sequence, num_free_slots=num_free_slots)
+        except CapacityError:
+            self.num_refused += 1
+            raise
+        self._sequences.update((each.sequence_id, each) for each in family)
 
     def abort(self, sequence_id: int) -> None:
-        """Ends a sequence in any state; ids that are unknown or ended already are ignored."""
+        """Ends a sequence in any state; ids that are unknown or ended already are ignored.
+
+        Its forks go on without it.
+        """
         sequence = self._sequences.pop(sequence_id, None)
         if sequence is None:
             return
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        else:
-            self.running.remove(sequence)
-            if self._in_flight is None:
-                self._free(sequence.sequence_id)
-            else:
-                self._freed_on_update.append(sequence_id)
+        before = sequence.status
         sequence.finish(FinishReason.ABORT)
+        if before is Status.HELD:
+            assert sequence.fork_of is not None
+            sequence.fork_of.forks.remove(sequence)
+        elif before is Status.WAITING:
+            self.waiting.remove(sequence)
+        elif before is Status.RUNNING:
+            self.running.stop(sequence)
+            self.running.steady.refresh()
+            if self._in_flight is None:
+                self.running.free(sequence)
+            else:
+                self._freed_on_update.append(sequence)
+        self._release_forks(sequence)
 
-    def schedule(self) -> SchedulerOutput | None:
+    def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Decides the next step; None if there is nothing to run."""
         assert self._in_flight is None, "a step is in flight"
-        scheduled: list[ScheduledSequence] = []
-        num_preemptions = self.num_preemptions
-        budget = self._schedule_running(scheduled)
-        if self.num_preemptions == num_preemptions:
-            self._admit(scheduled, budget)
-        if not scheduled:
+        for sequence, error in self.waiting.expire(now):
+            self._drop(sequence, error)
+        step_id = self._last_step_id + 1
+        running = self.running
+        num_preemptions = running.num_preemptions
+        running.grow(step_id)
+        # Who has just lost its blocks would get them back in the same breath.
+        is_crowded = running.num_preemptions > num_preemptions
+        self.admission.make_room_for_urgent()
+        running.steady.refresh()
+        budget = self.limits.max_num_batched_tokens - len(running.steady.members)
+        scheduled = self._feed_behind(budget)
+        if not is_crowded:
+            self._admit(scheduled, budget, now)
+        if not (scheduled or running.steady.members):
             return None
-        self._last_step_id += 1
+        self._last_step_id = step_id
+        self._scheduled_at = now
+        removed, added, changed, copies = running.take_changes()
         self._in_flight = SchedulerOutput(
-            step_id=self._last_step_id,
+            step_id=step_id,
+            steady=running.steady.members,
             scheduled=tuple(scheduled),
-            removed=tuple(self._removed),
-            added=tuple(self._added),
-            appended=tuple(self._appended),
+            removed=tuple(removed),
+            added=tuple(added),
+            changed=tuple(changed),
+            copies=tuple(copies),
         )
-        self._removed, self._added, self._appended = [], [], []
         return self._in_flight
 
-    def update(self, result: StepResult) -> list[SequenceUpdate]:
+    def update(self, result: StepResult, now: float = 0.0) -> StepOutcome:
         """Applies the result of the step in flight.
 
         Raises WorkerError: it isn't that step's, or its tokens aren't those that were asked for.
         """
         output, self._in_flight = self._in_flight, None
         assert output is not None, "no step is in flight"
-        if result.step_id != output.step_id:
-            raise WorkerError(f"result of step {result.step_id} for step {output.step_id}")
-        wanted = {each.sequence.sequence_id for each in output.scheduled if each.samples}
-        if result.token_ids.keys() != wanted:
-            raise WorkerError(
-                f"step {output.step_id}: tokens for sequences {sorted(result.token_ids)}, "
-                f"wanted for {sorted(wanted)}"
-            )
-        for sequence_id in self._freed_on_update:
-            self._free(sequence_id)
-        self._freed_on_update = []
-        updates = [
-            self._advance(each, result.token_ids.get(each.sequence.sequence_id, ()))
-            for each in output.scheduled
-            if each.sequence.status is Status.RUNNING
-        ]
-        if any(update.finish_reason is not None for update in updates):
-            self.running = [each for each in self.running if each.status is Status.RUNNING]
-        return updates
+        caught_up = [each.sequence for each in output.scheduled if each.samples]
+        self._check_result(result, output, caught_up)
+        self._step_seconds.append(now - self._scheduled_at)
+        sequences, token_ids = [*output.steady, *caught_up], result.token_ids
+        if self._freed_on_update:
+            self._free_aborted()
+            pairs = zip(sequences, token_ids, strict=True)
+            kept = [pair for pair in pairs if pair[0].finish_reason is None]
+            sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
+        for sequence, token in zip(sequences, token_ids, strict=True):
+            sequence.token_ids.append(token)
+        for sequence in output.steady:
+            sequence.num_computed_tokens += 1
+        for sequence, _, count in output.scheduled:
+            if sequence.finish_reason is None:
+                sequence.num_computed_tokens += count
+                self.cache.commit(sequence)
+        finished = self._find_finished(output.step_id, sequences, token_ids, caught_up)
+        for sequence in finished:
+            del self._sequences[sequence.sequence_id]
+            self.running.stop(sequence)
+            self.running.free(sequence)
+        self.running.settle(caught_up, output.step_id + 1)
+        for sequence in caught_up:
+            self._release_forks(sequence)
+        return StepOutcome(sequences, token_ids, finished)
+
+    def take_dropped(self) -> list[Dropped]:
+        """Those that waited too long since the last call, each with what to tell its client."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def restart(self) -> None:
         """Forgets the step in flight and the whole cache: all running sequences wait again.
@@ -136,106 +185,122 @@ class Scheduler:
         For the start of an epoch, in which the workers hold nothing. Keeps the order.
         """
         self._in_flight = None
-        for sequence_id in self._freed_on_update:
-            self._free(sequence_id)
-        self._freed_on_update = []
-        while self.running:
-            self._preempt(self.running[-1])
+        self._free_aborted()
+        self.running.clear()
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two calls."""
         self.cache.check_invariants()
-        live = [*self.running, *self.waiting]
+        self.waiting.check_invariants()
+        self.running.check_invariants()
+        held = [each for each in self._sequences.values() if each.status is Status.HELD]
+        live = [*self.running.sequences.values(), *self.waiting, *held]
         assert {each.sequence_id for each in live} == self._sequences.keys()
         assert len(live) == len(self._sequences)
-        assert all(each.status is Status.RUNNING for each in self.running)
         assert all(each.status is Status.WAITING for each in self.waiting)
-        assert all(each.num_computed_tokens == 0 for each in self.waiting)
-        assert len(self.running) <= self.max_num_seqs
+        assert all(each.num_computed_tokens == 0 for each in [*self.waiting, *held])
+        assert all(each.fork_of is not None and each in each.fork_of.forks for each in held)
+        assert len(self.running) <= self.limits.max_num_seqs
         if self._in_flight is not None:
             return
-        for each in self.running[:-1]:
-            assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't the last"
-        if not live:
-            assert self.cache.pool.num_free == self.cache.pool.num_blocks, "blocks are lost"
+        for each in self.running.steady.members:
+            assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't steady"
+        assert len(self.running.behind) <= self.limits.max_num_partial_prefills
+        if not self.running.sequences:
+            pool = self.cache.pool
+            assert pool.num_free == pool.num_blocks, "blocks are lost"
 
-    def _schedule_running(self, scheduled: list[ScheduledSequence]) -> int:
-        budget = self.max_num_batched_tokens
-        index = 0
-        while index < len(self.running) and budget > 0:
-            sequence = self.running[index]
-            if not self._make_room(sequence):
+    def _feed_behind(self, budget: int) -> list[ScheduledSequence]:
+        """What the running sequences that are behind get of the budget, the oldest first."""
+        scheduled: list[ScheduledSequence] = []
+        for sequence in self.running.behind:
+            if budget == 0:
                 break
-            budget -= self._take(sequence, budget, scheduled)
-            index += 1
-        return budget
+            budget -= self._feed(sequence, budget, scheduled)
+        return scheduled
 
-    def _admit(self, scheduled: list[ScheduledSequence], budget: int) -> None:
-        pool = self.cache.pool
-        while self.waiting and budget > 0 and len(self.running) < self.max_num_seqs:
-            sequence = self.waiting[0]
-            # A sequence that is alone may fill the pool.
-            spare = self.watermark_blocks if self.running else 0
-            if self.cache.blocks_for(sequence.num_tokens) + spare > pool.num_free:
+    def _admit(self, scheduled: list[ScheduledSequence], budget: int, now: float) -> None:
+        budget -= sum(each.num_scheduled_tokens for each in scheduled)
+        num_partial = sum(not each.samples for each in scheduled)
+        while budget > 0 and len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
+            sequence = self.admission.admit_next(
+                budget=budget,
+                may_be_partial=num_partial < self.limits.max_num_partial_prefills,
+                now=now,
+                step_s=min(self._step_seconds, default=0.0),
+            )
+            if sequence is None:
                 break
-            self.waiting.popleft()
-            sequence.status = Status.RUNNING
-            self.running.append(sequence)
-            self._added.append(sequence)
-            roomy = self._make_room(sequence)
-            assert roomy, f"{sequence} was admitted and doesn't fit"
-            budget -= self._take(sequence, budget, scheduled)
+            budget -= self._feed(sequence, budget, scheduled)
+            num_partial += not scheduled[-1].samples
+        for late in self.admission.take_late():
+            message = "the call's deadline passes before the first token can be there"
+            self._drop(late, DeadlineError(message))
 
-    def _take(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
+    def _feed(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
         computed = sequence.num_computed_tokens
-        count = min(sequence.num_tokens - computed, budget)
+        count = min(sequence.num_tokens - computed, budget, self.limits.max_chunk_tokens)
         scheduled.append(ScheduledSequence(sequence, computed, count))
         return count
 
-    def _make_room(self, sequence: Sequence) -> bool:
-        """Preempts the youngest until `sequence` fits; False if that was itself."""
-        while True:
-            blocks = self.cache.grow(sequence.sequence_id, sequence.num_tokens)
-            if blocks is not None:
-                if blocks[0]:
-                    self._appended.append(BlocksAppended(sequence.sequence_id, blocks))
-                return True
-            youngest = self.running[-1]
-            self._preempt(youngest)
-            self.num_preemptions += 1
-            if youngest is sequence:
-                return False
+    def _drop(self, sequence: Sequence, error: LockstepError) -> None:
+        """A sequence that has left the queue ends, and with it the forks that wait for it."""
+        self.num_timed_out += 1
+        self._dropped.append((sequence, error))
+        for each in (sequence, *sequence.forks):
+            del self._sequences[each.sequence_id]
+            each.finish(FinishReason.ABORT)
+        sequence.forks = []
 
-    def _preempt(self, sequence: Sequence) -> None:
-        assert self.running[-1] is sequence
-        self.running.pop()
-        self._free(sequence.sequence_id)
-        sequence.status = Status.WAITING
-        sequence.num_computed_tokens = 0
-        self.waiting.appendleft(sequence)
+    def _release_forks(self, sequence: Sequence) -> None:
+        """The prompt is there, or never will be: those that share it stop waiting for it."""
+        forks, sequence.forks = sequence.forks, []
+        for fork in reversed(forks):
+            fork.status = Status.WAITING
+            self.waiting.add_front(fork)
 
-    def _advance(self, each: ScheduledSequence, tokens: tuple[int, ...]) -> SequenceUpdate:
-        sequence = each.sequence
-        sequence.num_computed_tokens += each.num_scheduled_tokens
-        for count, token in enumerate(tokens, start=1):
-            sequence.token_ids.append(token)
-            reason = self._finish_reason(sequence, token)
-            if reason is not None:
-                sequence.finish(reason)
-                del self._sequences[sequence.sequence_id]
-                self._free(sequence.sequence_id)
-                return SequenceUpdate(sequence, tokens[:count], reason)
-        return SequenceUpdate(sequence, tokens, None)
+    def _free_aborted(self) -> None:
+        for sequence in self._freed_on_update:
+            self.running.free(sequence)
+        self._freed_on_update = []
 
-    def _finish_reason(self, sequence: Sequence, token: int) -> FinishReason | None:
-        if token in self.eos_token_ids and not sequence.params.ignore_eos:
-            return FinishReason.STOP
-        if sequence.num_output_tokens >= sequence.params.max_tokens:
-            return FinishReason.LENGTH
-        if sequence.num_tokens >= self.max_model_len:
-            return FinishReason.LENGTH
-        return None
+    def _check_result(
+        self, result: StepResult, output: SchedulerOutput, caught_up: list[Sequence]
+    ) -> None:
+        steady = self.running.steady
+        # An abort since then has changed the members.
+        is_same = output.steady is steady.members
+        ids = steady.ids if is_same else [each.sequence_id for each in output.steady]
+        wanted = ids + [each.sequence_id for each in caught_up]
+        if result.step_id != output.step_id:
+            raise WorkerError(f"result of step {result.step_id} for step {output.step_id}")
+        if result.sequence_ids != wanted or len(result.token_ids) != len(wanted):
+            raise WorkerError(
+                f"step {output.step_id}: {len(result.token_ids)} tokens for sequences "
+                f"{result.sequence_ids}, wanted for {wanted}"
+            )
 
-    def _free(self, sequence_id: int) -> None:
-        self.cache.free(sequence_id)
-        self._removed.append(sequence_id)
+    def _find_finished(
+        self,
+        step_id: int,
+        sequences: list[Sequence],
+        token_ids: list[int],
+        caught_up: list[Sequence],
+    ) -> list[Sequence]:
+        """Those that their new token ends; they know why."""
+        finished = []
+        if not self.eos_token_ids.isdisjoint(token_ids):
+            for sequence, token in zip(sequences, token_ids, strict=True):
+                if token in self.eos_token_ids and _ends_with_eos(sequence):
+                    sequence.finish(FinishReason.STOP)
+                    finished.append(sequence)
+        for sequence in (*self.running.steady.take_ending(step_id), *caught_up):
+            if sequence.finish_reason is None and sequence.num_tokens >= sequence.max_num_tokens:
+                sequence.finish(FinishReason.LENGTH)
+                finished.append(sequence)
+        return finished
+
+
+def _ends_with_eos(sequence: Sequence) -> bool:
+    params = sequence.params
+    return not params.ignore_eos and sequence.num_output_tokens > params.min_tokens

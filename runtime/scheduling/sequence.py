@@ -1,5 +1,6 @@
-"""The tokens and the state of one request in the scheduler."""
+"""The tokens and the state of one choice of a request in the scheduler."""
 
+from array import array
 from collections.abc import Iterable
 from enum import Enum
 
@@ -10,6 +11,7 @@ from runtime.sampling_params import SamplingParams
 class Status(Enum):
     """Where a sequence stands."""
 
+    HELD = "held"  # a fork whose prompt is still being computed for its source
     WAITING = "waiting"  # holds no blocks
     RUNNING = "running"  # holds blocks
     FINISHED = "finished"
@@ -19,13 +21,27 @@ class Sequence:
     """Token ids known so far, and how many of them have their K and V in the cache."""
 
     __slots__ = (
+        "arrival",
+        "arrival_s",
+        "block_hashes",
+        "cache_salt",
+        "deadline_s",
         "finish_reason",
+        "fork_of",
+        "forks",
+        "max_num_tokens",
+        "num_cached_tokens",
         "num_computed_tokens",
+        "num_overtaken",
+        "num_preemptions",
         "num_prompt_tokens",
         "params",
+        "priority",
+        "reads_prefix_cache",
         "seed",
         "sequence_id",
         "status",
+        "tenant",
         "token_ids",
     )
 
@@ -36,15 +52,37 @@ class Sequence:
         *,
         params: SamplingParams,
         seed: int,
+        cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline_s: float | None = None,
+        reads_prefix_cache: bool = True,
     ) -> None:
+        """`deadline_s` is a time of the scheduler's clock."""
         self.sequence_id = sequence_id
-        self.token_ids = list(prompt_token_ids)
+        # An array, not a list: the garbage collector would walk a list's millions of tokens.
+        self.token_ids = array("i", prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
         self.params = params
         self.seed = seed
+        self.cache_salt = cache_salt
+        self.priority = priority
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self.reads_prefix_cache = reads_prefix_cache
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
+        # Filled by the scheduler.
+        self.arrival = 0  # counts sequences as they come
+        self.arrival_s = 0.0
+        self.max_num_tokens = 0  # ends with LENGTH at so many
+        self.num_overtaken = 0
+        self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
+        self.fork_of: Sequence | None = None
+        self.forks: list[Sequence] = []
 
     @property
     def num_tokens(self) -> int:
@@ -53,6 +91,24 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    def fork(self, sequence_id: int, *, seed: int) -> "Sequence":
+        """Another choice for the same prompt, which will share its blocks."""
+        other = Sequence(
+            sequence_id,
+            self.token_ids[: self.num_prompt_tokens],
+            params=self.params,
+            seed=seed,
+            cache_salt=self.cache_salt,
+            priority=self.priority,
+            tenant=self.tenant,
+            deadline_s=self.deadline_s,
+            reads_prefix_cache=self.reads_prefix_cache,
+        )
+        other.fork_of = self
+        other.status = Status.HELD
+        self.forks.append(other)
+        return other
 
     def finish(self, reason: FinishReason) -> None:
         self.status = Status.FINISHED

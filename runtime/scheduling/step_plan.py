@@ -20,7 +20,8 @@ Uint64 = NDArray[np.uint64]
 class BlockTables:
     """The block tables of one cache group, end to end."""
 
-    num_blocks: Int32  # [S] blocks of each sequence
+    num_blocks: Int32  # [S] blocks of each sequence that are sent
+    first_blocks: Int32  # [S] place of the first of them; those before it are behind the window
     block_ids: Int32  # [sum(num_blocks)] in the order of their tokens
 
 
@@ -32,6 +33,7 @@ class SamplingColumns:
     top_k: Int32  # [S] 0 keeps all
     top_p: Float32  # [S]
     seed: Uint64  # [S]
+    min_length: Int32  # [S] a token at a position below it is no end-of-sequence token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +50,7 @@ class StepPlan:
     sample_index: Int32  # [R] rows of T whose next token is sampled
     sample_sequence: Int32  # [R] index into S
     sampling: SamplingColumns
+    block_copies: Int32  # [K, 2] source and target block, copied in this order before the step
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, StepPlan):
@@ -57,10 +60,11 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Rank 0's tokens, ragged: 0 or more for each sampled sequence."""
+    """Rank 0's tokens, one for each sampled row of the plan, in its order."""
 
     step_id: int
-    token_ids: dict[int, tuple[int, ...]]  # by sequence id
+    sequence_ids: list[int]  # [R]
+    token_ids: list[int]  # [R]
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -79,7 +79,7 @@ def small_plan(step_id: int) -> StepPlan:
         sequence_ids=np.array([5], np.uint64),
         seq_lens=ints(0),
         query_lens=ints(3),
-        block_tables=(BlockTables(num_blocks=ints(1), block_ids=ints(2)),),
+        block_tables=(BlockTables(num_blocks=ints(1), first_blocks=ints(0), block_ids=ints(2)),),
         sample_index=ints(2),
         sample_sequence=ints(0),
         sampling=SamplingColumns(
@@ -87,7 +87,9 @@ def small_plan(step_id: int) -> StepPlan:
             top_k=ints(0),
             top_p=np.ones(1, np.float32),
             seed=np.zeros(1, np.uint64),
+            min_length=ints(0),
         ),
+        block_copies=np.zeros((0, 2), np.int32),
     )
 
 
@@ -117,7 +119,7 @@ def test_two_ranks_load_and_step_and_leave_nothing(
     group.close()
 
     assert results[0].token_ids == results[1].token_ids
-    assert list(results[0].token_ids) == [5]
+    assert results[0].sequence_ids == [5]
     loaded, total = seen[-1]
     assert loaded == total > 0
     assert psutil.Process().children(recursive=True) == []

@@ -92,12 +92,54 @@ def test_blocks_before_the_window_are_not_read():
     assert output.isfinite().all()
 
 
+@pytest.mark.parametrize("window", [1, 4, 5, 6])
+def test_a_table_may_start_at_the_first_block_that_is_seen(window):
+    """One sequence feeds a chunk at 9 tokens, the other one token at 14, in blocks of 4."""
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(4, heads, dim, generator=generator) for heads, dim in SHAPES]
+    cached = [torch.randn(8, BLOCK_SIZE, *shape, generator=generator) for shape in SHAPES[1:]]
+    pieces = (([5, 0, 7], 9, 3), ([3, 6, 1, 2], 14, 1))
+
+    def attend(*, drop: bool) -> tuple[torch.Tensor, LayerCache, list[int]]:
+        rows = []
+        for number, (table, seq_len, query_len) in enumerate(pieces):
+            first = max(0, seq_len + 1 - window) // BLOCK_SIZE if drop else 0
+            row = Row(
+                sequence_id=number,
+                tokens=[0] * query_len,
+                seq_len=seq_len,
+                block_tables=[table[first:]],
+                first_blocks=[first],
+            )
+            rows.append(row)
+        (metadata,) = build_metadata(make_batch(rows), block_size=BLOCK_SIZE, device=CPU)
+        cache = LayerCache(*(tensor.clone() for tensor in cached))
+        output = ReferenceAttention().attend(
+            *parts, cache, metadata, scale=0.4, window=window, softcap=0.0
+        )
+        return output, cache, metadata.first_blocks.tolist()
+
+    whole, cache, _ = attend(drop=False)
+    output, same_cache, first_blocks = attend(drop=True)
+
+    assert min(first_blocks) > 0
+    assert output.equal(whole)
+    assert cache.key.equal(same_cache.key)
+    assert cache.value.equal(same_cache.value)
+
+
 def test_metadata_of_the_batch_of_the_architecture_page():
     """Sequence 7 is new in block 7; sequence 8 holds 42 tokens in blocks 12, 23, 5."""
     batch = make_batch(
         [
             Row(sequence_id=7, tokens=[101, 872, 2304, 1198], seq_len=0, block_tables=[[7], [9]]),
-            Row(sequence_id=8, tokens=[345], seq_len=42, block_tables=[[12, 23, 5], [1, 2, 3]]),
+            Row(
+                sequence_id=8,
+                tokens=[345],
+                seq_len=42,
+                block_tables=[[12, 23, 5], [2, 3]],
+                first_blocks=[0, 1],
+            ),
         ]
     )
 
@@ -109,6 +151,8 @@ def test_metadata_of_the_batch_of_the_architecture_page():
     assert first.query_lens.tolist() == [4, 1]
     assert first.seq_lens.tolist() == [0, 42]
     assert first.block_tables.tolist() == [[7, 0, 0], [12, 23, 5]]
+    assert second.block_tables.tolist() == [[9, 0], [2, 3]]
+    assert [first.first_blocks.tolist(), second.first_blocks.tolist()] == [[0, 0], [0, 1]]
     assert first.extents == ((0, 4), (42, 1))
 
 

@@ -122,6 +122,23 @@ def test_seeded_tokens_are_the_same_alone_and_in_a_batch(executor):
     assert len(set(alone)) > 3
 
 
+def test_tokens_come_in_the_order_of_the_sampled_rows(executor):
+    feeder = Feeder(executor)
+    batch = make_batch([feeder.row(number, [5, number]) for number in (7, 8, 9)])
+    order = torch.tensor([2, 0, 1])
+
+    tokens = executor.execute_model(
+        replace(
+            batch,
+            sample_index=batch.sample_index[order],
+            sample_sequence=batch.sample_sequence[order],
+        )
+    )
+
+    assert list(tokens) == [9, 7, 8]
+    assert tokens == executor.execute_model(batch)
+
+
 def test_timings_are_of_the_last_step(executor):
     row = Row(sequence_id=1, tokens=[5, 6], seq_len=0, block_tables=[[3]])
 
@@ -150,6 +167,7 @@ def test_the_spec_tells_what_the_driver_needs(executor):
         ({"positions": torch.tensor([0, 256])}, "positions"),
         ({"sample_index": torch.tensor([2])}, "sample_index"),
         ({"block_tables": ()}, "block tables"),
+        ({"block_copies": torch.tensor([[0, 192]])}, "block_copies"),
     ],
 )
 def test_a_batch_that_points_outside_is_refused(executor, change, field):

@@ -8,7 +8,7 @@ import torch
 from workers import kv_cache
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.errors import CacheError
-from workers.kv_cache import allocate, available_memory
+from workers.kv_cache import allocate, available_memory, copy_blocks
 
 pytestmark = pytest.mark.cpu
 
@@ -49,6 +49,35 @@ def test_layers_of_other_heads_but_equal_size_share():
 
     assert caches[1].key.shape == (6, 4, 4, 4)
     assert caches[0].key[3].flatten().data_ptr() == caches[1].key[3].flatten().data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("copies", "origins"),
+    [
+        ([(1, 2)], [0, 1, 1, 3, 4, 5]),
+        ([(1, 2), (2, 3), (3, 5)], [0, 1, 1, 1, 4, 1]),
+        ([(1, 2), (4, 1)], [0, 4, 1, 3, 4, 5]),
+        ([(1, 2), (3, 2)], [0, 1, 3, 3, 4, 5]),
+        ([(0, 5), (1, 0), (5, 1)], [1, 0, 2, 3, 4, 0]),
+        ([], [0, 1, 2, 3, 4, 5]),
+    ],
+    ids=["one", "chain", "source-overwritten", "target-twice", "swap", "none"],
+)
+def test_blocks_are_copied_in_order_in_every_storage(copies, origins):
+    """Storages of two groups; layers 0 and 3 share one with other heads, 2 and 1 another."""
+    layers = [make_layer(2, 8, 4), make_layer(), make_layer(), make_layer(4, 4, 2)]
+    caches, _ = make_caches(layers, ((0, 2), (3, 1)))
+    generator = torch.Generator().manual_seed(0)
+    for cache in (caches[0], caches[2]):
+        cache.key.normal_(generator=generator)
+        cache.value.normal_(generator=generator)
+    before = [(cache.key.clone(), cache.value.clone()) for cache in caches]
+
+    copy_blocks(caches, torch.tensor(copies, dtype=torch.int32).view(-1, 2))
+
+    for cache, (key, value) in zip(caches, before, strict=True):
+        assert cache.key.equal(key[origins])
+        assert cache.value.equal(value[origins])
 
 
 def test_layers_of_unequal_size_cannot_share():

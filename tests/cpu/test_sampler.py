@@ -3,16 +3,10 @@
 import pytest
 import torch
 
+from tests.sampling import make_rows, mixed_batch, pick, sample, spread_logits
 from workers import sampler
 from workers.errors import WorkerError
-from workers.sampler import (
-    Sampler,
-    SamplingRows,
-    gumbel,
-    most_probable,
-    row_keys,
-    total_mass,
-)
+from workers.sampler import gumbel, most_probable, row_keys, total_mass
 
 pytestmark = pytest.mark.cpu
 
@@ -33,37 +27,12 @@ NOISE = [
 ]
 
 
-def make_rows(count: int, *, temperature=1.0, top_k=0, top_p=1.0, seed=None, position=3):
-    def column(value, dtype):
-        return torch.as_tensor(value, dtype=dtype).expand(count)
-
-    return SamplingRows(
-        sequence_ids=tuple(range(count)),
-        positions=column(position, torch.int64),
-        temperature=column(temperature, torch.float32),
-        top_k=column(top_k, torch.int32),
-        top_p=column(top_p, torch.float32),
-        seed=torch.arange(count) if seed is None else column(seed, torch.int64),
-    )
-
-
-def pick(rows: SamplingRows, index: torch.Tensor) -> SamplingRows:
-    return SamplingRows(
-        sequence_ids=tuple(rows.sequence_ids[i] for i in index.tolist()),
-        positions=rows.positions[index],
-        temperature=rows.temperature[index],
-        top_k=rows.top_k[index],
-        top_p=rows.top_p[index],
-        seed=rows.seed[index],
-    )
-
-
 def draw_many(logits: torch.Tensor, **parameters) -> torch.Tensor:
     """Counts of tokens over many seeds."""
     counts = torch.zeros(len(logits), dtype=torch.int64)
     for start in range(0, SEEDS, CHUNK):
         rows = make_rows(CHUNK, seed=torch.arange(start, start + CHUNK), **parameters)
-        tokens = Sampler().sample(logits.expand(CHUNK, -1).clone(), rows)
+        tokens = sample(logits.expand(CHUNK, -1).clone(), rows)
         counts += tokens.bincount(minlength=len(logits))
     return counts
 
@@ -80,10 +49,6 @@ def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
     statistic = float(((seen - wanted) ** 2 / wanted).sum())
     assert degrees > 0
     assert abs(statistic - degrees) < 5 * (2 * degrees) ** 0.5
-
-
-def spread_logits(vocabulary: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
-    return torch.randn(vocabulary, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 def test_free_draws_follow_the_softmax():
@@ -135,42 +100,27 @@ def test_top_p_draws_follow_the_softmax_of_the_nucleus(vocabulary):
 
 def test_successive_positions_draw_independently():
     logits = torch.zeros(4)
-    first = Sampler().sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=7))
-    second = Sampler().sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=8))
+    first = sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=7))
+    second = sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=8))
 
     assert_follows((first * 4 + second).bincount(minlength=16), torch.full((16,), 1 / 16))
-
-
-def mixed_batch(vocabulary: int, count: int = 24) -> tuple[torch.Tensor, SamplingRows]:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(count, vocabulary, generator=generator) * 3
-    kind = torch.arange(count) % 6
-    rows = SamplingRows(
-        sequence_ids=tuple(range(count)),
-        positions=torch.arange(count) * 17,
-        temperature=torch.tensor([0.0, 1.0, 0.8, 1.3, 1.0, 2.0])[kind],
-        top_k=torch.tensor([0, 0, 40, 0, 7, 1 << 20], dtype=torch.int32)[kind],
-        top_p=torch.tensor([1.0, 1.0, 1.0, 0.9, 0.5, 1.0])[kind],
-        seed=torch.randint(-(1 << 63), (1 << 63) - 1, (count,), generator=generator),
-    )
-    return logits, rows
 
 
 @pytest.mark.parametrize("vocabulary", [211, 5000, 32000])
 def test_a_row_draws_the_same_alone_permuted_and_in_part(vocabulary):
     logits, rows = mixed_batch(vocabulary)
-    everyone = Sampler().sample(logits.clone(), rows)
+    everyone = sample(logits.clone(), rows)
 
     alone = torch.cat(
         [
-            Sampler().sample(logits[i : i + 1].clone(), pick(rows, torch.tensor([i])))
+            sample(logits[i : i + 1].clone(), pick(rows, torch.tensor([i])))
             for i in range(len(logits))
         ]
     )
     order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(2))
-    permuted = Sampler().sample(logits[order], pick(rows, order))
+    permuted = sample(logits[order], pick(rows, order))
     part = order[:7]
-    in_part = Sampler().sample(logits[part], pick(rows, part))
+    in_part = sample(logits[part], pick(rows, part))
 
     assert alone.equal(everyone)
     assert permuted.equal(everyone[order])
@@ -194,14 +144,14 @@ def test_greedy_takes_the_lowest_of_equal_tokens():
     logits = torch.zeros(2, 5000)
     logits[1, [17, 4000]] = 1
 
-    assert Sampler().sample(logits, make_rows(2, temperature=0.0)).tolist() == [0, 17]
+    assert sample(logits, make_rows(2, temperature=0.0)).tolist() == [0, 17]
 
 
 def test_the_logits_are_left_as_they_were():
     logits, rows = mixed_batch(300)
     before = logits.clone()
 
-    Sampler().sample(logits, rows)
+    sample(logits, rows)
 
     assert logits.equal(before)
 
@@ -230,7 +180,7 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
 
 def test_a_flat_nucleus_wider_than_the_first_guess():
     """9,000 equal tokens: 0.5 keeps the lower half, far more than the guess of 1,024."""
-    tokens = Sampler().sample(torch.zeros(200, 9000), make_rows(200, top_p=0.5))
+    tokens = sample(torch.zeros(200, 9000), make_rows(200, top_p=0.5))
 
     assert int(tokens.max()) < 4500
     assert int(tokens.max()) > 4000
@@ -240,7 +190,7 @@ def test_a_flat_nucleus_wider_than_the_first_guess():
 def test_extreme_temperatures_stay_finite(temperature):
     logits = spread_logits(300)
 
-    tokens = Sampler().sample(logits.expand(50, -1).clone(), make_rows(50, temperature=temperature))
+    tokens = sample(logits.expand(50, -1).clone(), make_rows(50, temperature=temperature))
 
     if temperature < 1:
         assert set(tokens.tolist()) == {int(logits.argmax())}
@@ -253,7 +203,7 @@ def test_forbidden_tokens_are_never_drawn():
     logits[[3, 4999]] = 0.0
 
     for parameters in ({}, {"top_k": 10}, {"top_p": 0.99}):
-        tokens = Sampler().sample(logits.expand(200, -1).clone(), make_rows(200, **parameters))
+        tokens = sample(logits.expand(200, -1).clone(), make_rows(200, **parameters))
         assert set(tokens.tolist()) == {3, 4999}
 
 
@@ -264,7 +214,7 @@ def test_logits_that_are_no_numbers_name_their_sequence(value, temperature):
     logits[1] = value
 
     with pytest.raises(WorkerError, match="sequence 1"):
-        Sampler().sample(logits, make_rows(3, temperature=temperature))
+        sample(logits, make_rows(3, temperature=temperature))
 
 
 def test_the_noise_is_what_it_always_was():

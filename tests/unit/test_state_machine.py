@@ -1,5 +1,6 @@
 """Random lives of random requests: invariants at every step, the oracle's tokens at the end."""
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,85 +15,207 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from runtime.errors import CapacityError
 from runtime.request import FinishReason
 from runtime.scheduling.flatten import BatchTable
+from runtime.scheduling.limits import QueueLimits
+from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
+from runtime.scheduling.prefix_cache import Hash, sha256_digest
+from runtime.scheduling.sequence import Status
 from tests.scheduling import OracleExecutor, make_scheduler, make_sequence, oracle_continuation
 
 if TYPE_CHECKING:
+    from runtime.scheduling.output import SchedulerOutput
     from runtime.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.unit
 
+EPISODES = 300
+NIGHTLY_EPISODES = 20_000
+
+# Ever worse ones: all content may collide, or almost none.
+HASHES: tuple[Hash, ...] = (sha256_digest, lambda data: data[-1:], lambda data: b"")
+POLICIES = (
+    FcfsPolicy,
+    lambda: PriorityPolicy(ageing_s=3.0),
+    lambda: FairPolicy(quantum=5),
+)
+# Few tokens, so that prompts share beginnings.
+PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=20)
+
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """add / schedule / update / abort / crash in any order, on pools that are too small."""
+    """add / fork / schedule / update / abort / crash in any order, on pools that are too small."""
 
     @initialize(
-        num_blocks=st.integers(6, 24),
-        num_groups=st.integers(1, 3),
+        num_blocks=st.integers(3, 12),
+        windows=st.sampled_from([(0,), (0,), (0, 0), (0, 3, 6), (5,), (2, 7)]),
         block_size=st.integers(1, 5),
         max_num_seqs=st.integers(1, 6),
         extra_budget=st.integers(0, 12),
         watermark=st.sampled_from([0.0, 0.1, 0.5]),
+        partial=st.integers(1, 3),
+        threshold=st.sampled_from([None, 1, 3]),
+        policy=st.sampled_from(POLICIES),
+        hash_fn=st.sampled_from(HASHES),
+        prefix_cache=st.sampled_from([True, True, True, False]),
+        queue=st.sampled_from(
+            [
+                QueueLimits(),
+                QueueLimits(),
+                QueueLimits(max_queued_requests=2, max_queued_tokens=20, queue_timeout_s=4.0),
+            ]
+        ),
     )
     def start(
         self,
         num_blocks: int,
-        num_groups: int,
+        windows: tuple[int, ...],
         block_size: int,
         max_num_seqs: int,
         extra_budget: int,
         watermark: float,
+        partial: int,
+        threshold: int | None,
+        policy: type[Policy],
+        hash_fn: Hash,
+        prefix_cache: bool,
+        queue: QueueLimits,
     ) -> None:
+        self.windows = windows
+        budget = max_num_seqs + extra_budget
         self.scheduler = make_scheduler(
-            num_blocks=num_blocks * num_groups,
-            num_groups=num_groups,
+            num_blocks=num_blocks * len(windows),
+            windows=windows,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_seqs + extra_budget,
+            max_num_batched_tokens=budget,
+            max_model_len=64,
             watermark=watermark,
+            max_num_partial_prefills=min(partial, max_num_seqs),
+            long_prefill_token_threshold=threshold,
+            policy=policy(),
+            hash_fn=hash_fn,
+            prefix_cache=prefix_cache,
+            queue=queue,
         )
         self.executor = OracleExecutor(self.scheduler.cache.layout)
-        self.table = BatchTable(max_num_seqs=max_num_seqs, num_groups=num_groups)
-        self.in_flight = None
+        self.table = BatchTable(max_num_seqs=max_num_seqs, num_groups=len(windows))
+        self.in_flight: SchedulerOutput | None = None
+        self.now = 0.0
         self.sequences: dict[int, Sequence] = {}
-        self.aborted: set[int] = set()
+        self.ended: set[int] = set()  # aborted, refused or dropped
 
-    @rule(data=st.data(), max_tokens=st.integers(1, 8), seed=st.integers(0, 3))
-    def add(self, data: st.DataObject, max_tokens: int, seed: int) -> None:
-        room = self.scheduler.max_model_len - max_tokens
-        if room < 1:
+    @rule(
+        prompt=PROMPTS,
+        max_tokens=st.sampled_from([1, 3, 8, 20]),
+        seed=st.integers(0, 3),
+        salt=st.sampled_from(["", "", "a"]),
+        priority=st.integers(-1, 1),
+        tenant=st.sampled_from("xyz"),
+        patience=st.sampled_from([None, None, None, 2.0, 20.0]),
+        reads=st.sampled_from([True, True, True, False]),
+        num_forks=st.sampled_from([0, 0, 0, 1, 2]),
+        min_tokens=st.sampled_from([0, 0, 3]),
+        again=st.booleans(),
+    )
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int,
+        seed: int,
+        salt: str,
+        priority: int,
+        tenant: str,
+        patience: float | None,
+        reads: bool,
+        num_forks: int,
+        min_tokens: int,
+        again: bool,
+    ) -> None:
+        if again and self.sequences:  # as in a conversation: all that an earlier one has said
+            prompt = [*self.sequences[max(self.sequences)].token_ids, *prompt]
+        max_tokens = max(max_tokens, min_tokens)
+        room = self.scheduler.limits.max_model_len - max_tokens
+        prompt = prompt[: max(0, room)]
+        if not prompt:
             return
-        prompt = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=room))
-        sequence_id = len(self.sequences)
-        sequence = make_sequence(sequence_id, prompt, max_tokens=max_tokens, seed=seed)
-        self.sequences[sequence_id] = sequence
-        self.scheduler.add(sequence)
+        first = make_sequence(
+            len(self.sequences),
+            prompt,
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            seed=seed,
+            cache_salt=salt,
+            priority=priority,
+            tenant=tenant,
+            deadline_s=None if patience is None else self.now + patience,
+            reads_prefix_cache=reads,
+        )
+        self.sequences[first.sequence_id] = first
+        for _ in range(num_forks):
+            fork = first.fork(len(self.sequences), seed=seed + len(self.sequences))
+            self.sequences[fork.sequence_id] = fork
+        family = {first.sequence_id, *(each.sequence_id for each in first.forks)}
+        try:
+            self.scheduler.add(first, self.now)
+        except CapacityError:
+            self.ended |= family
 
     @precondition(lambda self: self.in_flight is None)
-    @rule()
-    def schedule(self) -> None:
+    @rule(seconds=st.sampled_from([0.0, 1.0, 1.0, 5.0]))
+    def schedule(self, seconds: float) -> None:
+        self.now += seconds
         had_work = self.scheduler.has_work
-        self.in_flight = self.scheduler.schedule()
-        assert (self.in_flight is not None) == had_work, "work is queued and nothing runs"
-        if self.in_flight is not None:
-            budget = self.scheduler.max_num_batched_tokens
-            assert 0 < self.in_flight.num_scheduled_tokens <= budget
-            self.plan = self.table.flatten(self.in_flight)
+        self.in_flight = self.scheduler.schedule(self.now)
+        dropped = self.drop()
+        assert self.in_flight is not None or dropped or not had_work, "work waits, nothing runs"
+        if self.in_flight is None:
+            return
+        budget = self.scheduler.limits.max_num_batched_tokens
+        assert 0 < self.in_flight.num_scheduled_tokens <= budget
+        for each in self.in_flight.scheduled:
+            assert 0 < each.num_scheduled_tokens <= self.scheduler.limits.max_chunk_tokens
+        running = self.scheduler.running
+        assert self.in_flight.steady is running.steady.members, "somebody steady was left out"
+        self.plan = self.table.flatten(self.in_flight)
+
+    def drop(self) -> int:
+        dropped = self.scheduler.take_dropped()
+        for sequence, _ in dropped:
+            assert sequence.finish_reason is FinishReason.ABORT
+            self.ended.add(sequence.sequence_id)
+            self.ended |= {
+                each.sequence_id
+                for each in self.sequences.values()
+                if each.fork_of is sequence and each.status is Status.FINISHED
+            }
+        return len(dropped)
 
     @precondition(lambda self: self.in_flight is not None)
-    @rule()
-    def update(self) -> None:
-        updates = self.scheduler.update(self.executor.execute(self.plan))
-        assert not self.aborted & {update.sequence.sequence_id for update in updates}
+    @rule(seconds=st.sampled_from([0.0, 1.0]))
+    def update(self, seconds: float) -> None:
+        self.now += seconds
+        outcome = self.scheduler.update(self.executor.execute(self.plan), self.now)
+        assert not self.ended & {each.sequence_id for each in outcome.sequences}
+        assert all(each.finish_reason is not None for each in outcome.finished)
         self.in_flight = None
+
+    @precondition(lambda self: self.in_flight is None)
+    @rule(count=st.integers(2, 8))
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self.schedule(0.0)
+            if self.in_flight is not None:
+                self.update(0.0)
+            self.scheduler.check_invariants()
 
     @precondition(lambda self: self.sequences)
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.sequences)))
         if self.sequences[sequence_id].finish_reason is None:
-            self.aborted.add(sequence_id)
+            self.ended.add(sequence_id)
         self.scheduler.abort(sequence_id)
 
     @rule()
@@ -110,29 +233,47 @@ class SchedulerMachine(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         if self.in_flight is not None:
-            self.update()
+            self.update(0.0)
         for _ in range(10_000):
-            self.schedule()
-            if self.in_flight is None:
-                break
-            self.update()
+            self.schedule(0.0)
+            if self.in_flight is not None:
+                self.update(0.0)
             self.scheduler.check_invariants()
+            if not self.scheduler.has_work:
+                break
         assert not self.scheduler.has_work, "no progress"
-        for sequence_id, sequence in self.sequences.items():
-            output = sequence.token_ids[sequence.num_prompt_tokens :]
-            wanted = oracle_continuation(
-                sequence.token_ids[: sequence.num_prompt_tokens],
-                max_tokens=sequence.params.max_tokens,
-                seed=sequence.seed,
-            )
-            if sequence_id in self.aborted:
-                assert sequence.finish_reason is FinishReason.ABORT
-                wanted = wanted[: len(output)]
-            assert output == wanted
+        for sequence in self.sequences.values():
+            self.check_tokens(sequence)
+
+    def check_tokens(self, sequence: "Sequence") -> None:
+        prompt = sequence.token_ids[: sequence.num_prompt_tokens].tolist()
+        output = sequence.token_ids[sequence.num_prompt_tokens :].tolist()
+        wanted = oracle_continuation(
+            prompt,
+            max_tokens=sequence.max_num_tokens - len(prompt),
+            min_tokens=sequence.params.min_tokens,
+            seed=sequence.seed,
+            windows=self.windows,
+        )
+        if sequence.sequence_id in self.ended:
+            wanted = wanted[: len(output)]
+        else:
+            assert sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        assert output == wanted
+
+
+def run(episodes: int) -> None:
+    run_state_machine_as_test(
+        SchedulerMachine,
+        settings=settings(max_examples=episodes, stateful_step_count=25, deadline=None),
+    )
 
 
 def test_state_machine() -> None:
-    run_state_machine_as_test(
-        SchedulerMachine,
-        settings=settings(max_examples=400, stateful_step_count=25, deadline=None),
-    )
+    run(EPISODES)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+def test_state_machine_through_the_night() -> None:
+    run(int(os.environ.get("LOCKSTEP_EPISODES", NIGHTLY_EPISODES)))

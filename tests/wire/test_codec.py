@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 
 from protos import worker_pb2
 from runtime.executor.codec import decode_result, encode_step
-from runtime.scheduling.step_plan import BlockTables, StepPlan
+from runtime.scheduling.step_plan import StepPlan, StepResult
 from tests.transport import LIMITS, example_plan, ints, model_spec
 from workers.codec import (
     NotBuiltError,
@@ -49,8 +48,9 @@ def test_the_batch_of_the_architecture_page_arrives_as_it_was_sent() -> None:
     assert batch.top_k.tolist() == [0, 40]
     assert batch.top_p.tolist() == pytest.approx([1.0, 0.9])
     assert batch.seed.tolist() == [-1, 7]
+    assert batch.min_length.tolist() == [0, 46]
     integers = (batch.input_ids, batch.positions, batch.seq_lens, batch.query_lens, batch.top_k)
-    assert {tensor.dtype for tensor in integers} == {torch.int32}
+    assert {tensor.dtype for tensor in (*integers, batch.min_length)} == {torch.int32}
     assert batch.seed.dtype == torch.int64
 
 
@@ -60,17 +60,6 @@ def test_a_step_that_samples_nothing_arrives() -> None:
     batch = decode_plan(request.plan, LIMITS)
 
     assert len(batch.sample_index) == len(batch.sample_sequence) == 0
-
-
-def test_each_cache_group_has_its_table() -> None:
-    tables = BlockTables(num_blocks=ints(2, 3), block_ids=ints(1, 2, 3, 4, 5))
-    request = on_the_wire(example_plan(block_tables=(tables, tables)))
-
-    batch = decode_plan(request.plan, replace(LIMITS, num_groups=2))
-
-    assert [table.block_ids.tolist() for table in batch.block_tables] == [
-        [[1, 2, 0], [3, 4, 5]]
-    ] * 2
 
 
 def bad(name: str, *values: int, dtype: str = "<i4") -> Callable[[Wire], None]:
@@ -146,6 +135,14 @@ MALFORMED = {
     ),
     "top_k": (bad_column("top_k", 0, -1, dtype="<i4"), "sampling.top_k -1 must be at least 0"),
     "top_p": (bad_column("top_p", 1, 0, dtype="<f4"), r"sampling.top_p 0.0 must be in \(0, 1\]"),
+    "min_length": (
+        bad_column("min_length", 0, -1, dtype="<i4"),
+        "sampling.min_length -1 must be at least 0",
+    ),
+    "min_length length": (
+        bad_column("min_length", 1, dtype="<i4"),
+        "sampling.min_length has 1 values, sequence_ids has 2",
+    ),
     "seed": (bad_column("seed", 1, dtype="<u8"), "sampling.seed has 1 values, sequence_ids has 2"),
 }
 
@@ -161,10 +158,6 @@ def test_a_malformed_step_is_refused_and_its_array_named(
         decode_plan(plan, LIMITS)
 
 
-def with_block_ops(plan: Wire) -> None:
-    plan.block_ops.add(kind=worker_pb2.BlockOp.KIND_COPY, source_block=1, target_block=2)
-
-
 def with_references(plan: Wire) -> None:
     plan.token_references.SetInParent()
 
@@ -176,7 +169,6 @@ def with_deferred_sampling(plan: Wire) -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (with_block_ops, "block_ops"),
         (with_references, "token_references"),
         (with_deferred_sampling, "defer_sampling"),
         (bad("sample_sequence", 0, 0), "sample_sequence"),
@@ -190,34 +182,32 @@ def test_what_is_not_built_is_refused_by_name(change: Callable[[Wire], None], na
         decode_plan(plan, LIMITS)
 
 
-def test_tokens_come_back_by_sequence() -> None:
-    result = encode_result({2**64 - 1: 17, 12: 0})
+def test_tokens_come_back_in_order() -> None:
+    result = encode_result({2**64 - 1: 17, 12: 0, 13: 5})
 
     decoded = decode_result(worker_pb2.StepReply(step_id=4, result=result))
 
-    assert decoded.step_id == 4
-    assert decoded.token_ids == {2**64 - 1: (17,), 12: (0,)}
+    assert decoded == StepResult(step_id=4, sequence_ids=[2**64 - 1, 12, 13], token_ids=[17, 0, 5])
 
 
-def test_the_driver_reads_ragged_results() -> None:
-    result = worker_pb2.StepResult(
-        sequence_ids=np.array([5, 6, 7], "<u8").tobytes(),
-        num_tokens=np.array([2, 0, 1], "<i4").tobytes(),
-        token_ids=np.array([10, 11, 12], "<i4").tobytes(),
-    )
+def test_a_step_that_samples_nothing_has_an_empty_result() -> None:
+    decoded = decode_result(worker_pb2.StepReply(step_id=4, result=encode_result({})))
 
-    decoded = decode_result(worker_pb2.StepReply(result=result))
-
-    assert decoded.token_ids == {5: (10, 11), 6: (), 7: (12,)}
+    assert decoded == StepResult(step_id=4, sequence_ids=[], token_ids=[])
 
 
 @pytest.mark.parametrize(
-    ("num_tokens", "message"),
-    [([1], "num_tokens has 1 values, sequence_ids has 2"), ([1, 2], "num_tokens sum to 3, token")],
+    ("array", "values", "message"),
+    [
+        ("num_tokens", [1], "num_tokens has 1 values, sequence_ids has 2"),
+        ("token_ids", [10, 11, 12], "token_ids has 3 values, sequence_ids has 2"),
+        ("num_tokens", [1, 2], "num_tokens has 2: must be 1"),
+        ("num_tokens", [0, 1], "num_tokens has 0: must be 1"),
+    ],
 )
-def test_a_malformed_result_is_refused(num_tokens: list[int], message: str) -> None:
+def test_a_malformed_result_is_refused(array: str, values: list[int], message: str) -> None:
     result = encode_result({5: 10, 6: 11})
-    result.num_tokens = np.array(num_tokens, "<i4").tobytes()
+    setattr(result, array, np.array(values, "<i4").tobytes())
 
     with pytest.raises(ValueError, match=message):
         decode_result(worker_pb2.StepReply(result=result))

@@ -73,7 +73,7 @@ def make_engine(
         path="",
         architecture="Oracle",
         vocab_size=VOCAB_SIZE,
-        max_model_len=scheduler.max_model_len,
+        max_model_len=scheduler.limits.max_model_len,
         eos_token_ids=(EOS,),
         tp_size=1,
     )
@@ -231,7 +231,7 @@ def test_one_call_of_the_sink_brings_a_whole_step(engine: Engine) -> None:
         Request(request_id=i, prompt_token_ids=[i], params=params, seed=0) for i in range(8)
     ]
     # One call in the inbox, so that no step runs between two requests.
-    engine.submit(lambda: [engine.add(connection, request) for request in requests])
+    engine.submit(lambda: [engine.add(connection, request, arrived_s=0.0) for request in requests])
     assert done.wait(30)
     assert calls == [8] * 5
 

@@ -14,6 +14,7 @@ from runtime.engine_service import EngineServer
 from runtime.errors import (
     CapacityError,
     ConfigError,
+    DeadlineError,
     InvalidRequestError,
     LockstepError,
     WorkerError,
@@ -80,6 +81,8 @@ def make_add(request_id: int, prompt: list[int] | None = None) -> engine_pb2.Add
             prompt_token_ids=prompt or [3, 4, 5],
             params=SamplingParams(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9),
             seed=2**64 - 1,
+            tenant="acme",
+            timeout_s=2.5,
         )
     )
 
@@ -98,6 +101,8 @@ def test_requests_and_aborts_reach_the_engine(engine: FakeEngine, frontend: Fron
         prompt_token_ids=[3, 2**31 - 1],
         params=SamplingParams(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9, seed=2**64 - 1),
         seed=2**64 - 1,
+        tenant="acme",
+        timeout_s=2.5,
     )
     assert engine.aborted.get(timeout=TIMEOUT_S) == 9
 
@@ -124,23 +129,26 @@ def test_outputs_are_packed_in_columns(engine: FakeEngine, frontend: Frontend) -
     connection, _ = engine.added.get(timeout=TIMEOUT_S)
     connection.sink(
         [
-            RequestOutput(258, (1, 2, 70000)),
+            RequestOutput(258, (1, 2, 70000), num_cached_tokens=32),
             RequestOutput(3, ()),
-            RequestOutput(4, (9,), FinishReason.LENGTH),
+            RequestOutput(258, (9,), FinishReason.LENGTH, choice=1, num_cached_tokens=32),
         ]
     )
     outputs = frontend.read().outputs
-    assert outputs.request_ids == b"".join(i.to_bytes(8, "little") for i in (258, 3, 4))
+    assert outputs.request_ids == b"".join(i.to_bytes(8, "little") for i in (258, 3, 258))
     assert outputs.num_tokens == b"".join(i.to_bytes(4, "little") for i in (3, 0, 1))
     assert outputs.token_ids == b"".join(i.to_bytes(4, "little") for i in (1, 2, 70000, 9))
     assert outputs.finish_reasons == bytes([0, 0, 2])
+    assert outputs.indices == b"".join(i.to_bytes(4, "little") for i in (0, 0, 1))
+    assert outputs.num_cached_tokens == b"".join(i.to_bytes(4, "little") for i in (32, 0, 32))
 
 
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
         (InvalidRequestError("too long"), "KIND_INVALID"),
-        (CapacityError("full"), "KIND_CAPACITY"),
+        (CapacityError("full", retry_after_s=1.5), "KIND_CAPACITY"),
+        (DeadlineError("too late"), "KIND_DEADLINE"),
         (WorkerError("rank 1 is gone"), "KIND_UNAVAILABLE"),
         (LockstepError("a bug"), "KIND_INTERNAL"),
     ],
@@ -157,6 +165,7 @@ def test_failures_carry_their_kind(
     assert engine_pb2.RequestFailed.Kind.Name(failed.kind) == kind
     decoded = engine_codec.decode_failure(failed).error
     assert type(decoded) in type(error).__mro__
+    assert vars(decoded) == vars(error)
 
 
 def test_stats_are_answered(engine: FakeEngine, frontend: Frontend) -> None:
@@ -177,7 +186,7 @@ def hot(add: engine_pb2.AddRequest) -> None:
 
 
 def newer(add: engine_pb2.AddRequest) -> None:
-    add.sampling_params.MergeFromString(b"\x38\x02")  # field 7, a number: 2
+    add.sampling_params.MergeFromString(b"\x48\x02")  # field 9, a number: 2
 
 
 @pytest.mark.parametrize(
@@ -186,7 +195,7 @@ def newer(add: engine_pb2.AddRequest) -> None:
         (cut_prompt, "prompt_token_ids has 11 bytes: must be a multiple of 4"),
         (no_seed, "seed is missing"),
         (hot, "temperature=-1.0 must be"),
-        (newer, "sampling_params has fields that this server doesn't know, numbers [7]"),
+        (newer, "sampling_params has fields that this server doesn't know, numbers [9]"),
     ],
 )
 def test_a_malformed_request_fails_alone(

@@ -15,7 +15,7 @@ from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_step
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
-from tests.transport import EPOCH, TIMEOUT_S, TOKEN, FakeModel, example_plan, ready_worker
+from tests.transport import EPOCH, TIMEOUT_S, TOKEN, FakeModel, example_plan, ints, ready_worker
 from workers.codec import encode_result
 
 pytestmark = pytest.mark.wire
@@ -113,7 +113,8 @@ def test_two_ranks_run_steps_and_rank_0_answers() -> None:
         results = [executor.execute(example_plan(step_id)) for step_id in (1, 2, 3)]
 
     assert [result.step_id for result in results] == [1, 2, 3]
-    assert results[0].token_ids == {2**64 - 1: (1199,), 12: (346,)}
+    assert results[0].sequence_ids == [2**64 - 1, 12]
+    assert results[0].token_ids == [1199, 346]
     assert [len(model.batches) for model in models] == [3, 3]
 
 
@@ -172,6 +173,18 @@ def test_rank_0_must_have_a_result() -> None:
         scripted(rank) as channels,
         executing(channels) as executor,
         pytest.raises(WorkerError, match="rank 0 replied to step 1 without a result"),
+    ):
+        executor.execute(example_plan(1))
+
+
+def test_rank_0_must_have_one_token_for_each_row() -> None:
+    result = encode_result({5: 10, 6: 11})
+    result.num_tokens = ints(1, 2).tobytes()
+    rank = ScriptedRank(lambda request: answer(request, result=result))
+    with (
+        scripted(rank) as channels,
+        executing(channels) as executor,
+        pytest.raises(WorkerError, match="step 1 with a malformed result: num_tokens has 2: must"),
     ):
         executor.execute(example_plan(1))
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -16,6 +17,7 @@ from tests.transport import (
     Client,
     FakeModel,
     example_plan,
+    ints,
     ready_worker,
     running_worker,
 )
@@ -88,8 +90,28 @@ def test_a_worker_loads_and_runs_steps() -> None:
     assert len(replies) < 11
     assert cache.cache_bytes == 3200
     assert [reply.step_id for reply in steps] == [1, 2]
-    assert decode_result(steps[0]).token_ids == {2**64 - 1: (1199,), 12: (346,)}
+    result = decode_result(steps[0])
+    assert result.sequence_ids == [2**64 - 1, 12]
+    assert result.token_ids == [1199, 346]
     assert (steps[0].timings.forward_us, steps[0].timings.sample_us) == (11, 5)
+
+
+def test_tokens_come_in_the_order_of_the_sampled_rows() -> None:
+    with ready_worker(FakeModel()) as client:
+        reply = client.execute(step(1, sample_index=ints(4, 3), sample_sequence=ints(1, 0)))[0]
+
+    result = decode_result(reply)
+    assert result.sequence_ids == [12, 2**64 - 1]
+    assert result.token_ids == [346, 1199]
+
+
+def test_copies_reach_the_model_with_their_step() -> None:
+    model = FakeModel()
+    copies = np.array([[5, 9], [9, 10]], np.int32)
+    with ready_worker(model) as client:
+        client.execute(step(1), step(2, block_copies=copies))
+
+    assert [batch.block_copies.tolist() for batch in model.batches] == [[], [[5, 9], [9, 10]]]
 
 
 def test_only_rank_0_returns_tokens() -> None:

@@ -5,18 +5,24 @@ from typing import Protocol
 
 import torch
 
-from workers.batch import Batch
+from workers.batch import Batch, BlockTables
 from workers.kv_cache import LayerCache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
-    """One step for the layers of one cache group; tensors on the device."""
+    """One step for the layers of one cache group; tensors on the device.
+
+    The table of sequence s starts at block `first_blocks[s]` of the sequence: a backend shifts
+    lengths by `first_blocks * block_size`. Every block that a query of the group's layers sees is
+    in it.
+    """
 
     seq_lens: torch.Tensor  # [S] int32, tokens in the cache before the step
     query_lens: torch.Tensor  # [S] int32, tokens fed
     query_starts: torch.Tensor  # [S + 1] int32, first row of each sequence in T
     block_tables: torch.Tensor  # [S, max_blocks] int32, padded
+    first_blocks: torch.Tensor  # [S] int32, place in its sequence of each table's first block
     slots: torch.Tensor  # [T] int64, where each token's K and V go
     extents: tuple[tuple[int, int], ...]  # [S] (seq_len, query_len), for loops on the host
 
@@ -68,7 +74,8 @@ def build_metadata(
             query_lens=fed,
             query_starts=query_starts,
             block_tables=tables.block_ids.to(device),
-            slots=_slots(tables.block_ids, sequence, positions, block_size).to(device),
+            first_blocks=tables.first_blocks.to(device),
+            slots=_slots(tables, sequence, positions, block_size).to(device),
             extents=extents,
         )
         for tables in batch.block_tables
@@ -76,7 +83,8 @@ def build_metadata(
 
 
 def _slots(
-    tables: torch.Tensor, sequence: torch.Tensor, positions: torch.Tensor, block_size: int
+    tables: BlockTables, sequence: torch.Tensor, positions: torch.Tensor, block_size: int
 ) -> torch.Tensor:
-    blocks = tables[sequence, positions // block_size].to(torch.int64)
+    place = positions // block_size - tables.first_blocks[sequence]
+    blocks = tables.block_ids[sequence, place].to(torch.int64)
     return blocks * block_size + positions % block_size

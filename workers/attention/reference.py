@@ -30,11 +30,16 @@ class ReferenceAttention:
         output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         block_size = cache.key.shape[1]
         start = 0
+        first_blocks = metadata.first_blocks.tolist()
         for row, (seq_len, query_len) in enumerate(metadata.extents):
             total = seq_len + query_len
             # Nothing before the first query's window is read: its blocks may belong to others.
             first = max(0, seq_len + 1 - window) if window else 0
-            blocks = metadata.block_tables[row, first // block_size : -(-total // block_size)]
+            places = slice(
+                first // block_size - first_blocks[row],
+                -(-total // block_size) - first_blocks[row],
+            )
+            blocks = metadata.block_tables[row, places]
             inner = slice(first % block_size, first % block_size + total - first)
             keys = cache.key[blocks].flatten(0, 1)[inner]
             values = cache.value[blocks].flatten(0, 1)[inner]

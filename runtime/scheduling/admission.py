@@ -1,0 +1,126 @@
+"""Who of the waiting sequences may run: order, room, slots, deadlines."""
+
+from collections.abc import Collection
+
+from runtime.scheduling.cache_manager import CacheManager, Start
+from runtime.scheduling.limits import SchedulerLimits
+from runtime.scheduling.policy import Policy
+from runtime.scheduling.running import RunningSet
+from runtime.scheduling.sequence import Sequence
+from runtime.scheduling.waiting import WaitingRoom
+
+# Waiting sequences that are tried in a step where those before them don't fit.
+LOOKAHEAD = 4
+# A waiting sequence that so many have overtaken is waited for.
+MAX_OVERTAKEN = 16
+MAX_BACKOFF = 16
+
+
+class Admission:
+    """Moves sequences from the waiting to the running ones."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        policy: Policy,
+        limits: SchedulerLimits,
+        waiting: WaitingRoom,
+        running: RunningSet,
+    ) -> None:
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self._late: list[Sequence] = []
+        self._cache = cache
+        self._policy = policy
+        self._limits = limits
+        self._waiting = waiting
+        self._running = running
+        self._watermark_blocks = int(limits.watermark * cache.pool.num_blocks)
+
+    def make_room_for_urgent(self) -> None:
+        """Preempts what yields to the head of the queue, if that lets it in."""
+        if not self._policy.preempts_for_admission:
+            return
+        for head in self._waiting.first(1):
+            running = self._running.sequences.values()
+            victims = [each for each in running if self._policy.yields(each, head)]
+            victims.sort(key=self._policy.rank)
+            start = self._cache.find_start(head)
+            if not victims or self._lacks(head, start, without=victims):
+                return
+            while self._lacks(head, start, without=()):
+                self._running.preempt(victims.pop())
+                self._running.num_preemptions += 1
+
+    def admit_next(
+        self, *, budget: int, may_be_partial: bool, now: float, step_s: float
+    ) -> Sequence | None:
+        """Admits the first of those in front that fits; None if none does.
+
+        `may_be_partial`: whether it may need more than `budget` tokens; `step_s`: what a step takes
+        at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for ever.
+        """
+        overtaken: list[Sequence] = []
+        chunk = self._limits.max_chunk_tokens
+        for sequence in self._waiting.first(LOOKAHEAD):
+            start = self._cache.find_start(sequence)
+            missing = sequence.num_tokens - start.num_tokens
+            deadline_s = sequence.deadline_s
+            if deadline_s is not None and now + -(-missing // chunk) * step_s > deadline_s:
+                self._waiting.remove(sequence)
+                self._late.append(sequence)
+                continue
+            fits = may_be_partial or missing <= min(budget, chunk)
+            if fits and self._start(sequence, start, now):
+                for each in overtaken:
+                    each.num_overtaken += 1
+                return sequence
+            if sequence.num_overtaken >= MAX_OVERTAKEN:
+                return None
+            overtaken.append(sequence)
+        return None
+
+    def take_late(self) -> list[Sequence]:
+        """Those that were taken from the queue since even their first token would be late."""
+        late, self._late = self._late, []
+        return late
+
+    def _start(self, sequence: Sequence, start: Start, now: float) -> bool:
+        """Admits a sequence; False if its blocks aren't free."""
+        admitted = self._cache.admit(sequence, start, spare=self._spare(sequence, start))
+        if admitted is None:
+            return False
+        self._waiting.admit(sequence, now)
+        self._running.start(sequence, admitted)
+        if not sequence.num_preemptions and sequence.fork_of is None:
+            sequence.num_cached_tokens = start.num_tokens
+            self.num_cached_tokens += start.num_tokens
+            self.num_prompt_tokens += sequence.num_prompt_tokens
+        return True
+
+    def _spare(self, sequence: Sequence, start: Start) -> int:
+        """Blocks that stay free when a sequence is admitted, for the running ones to grow into.
+
+        Enough for as long as its prompt takes, so that it isn't preempted half way; more each time
+        that it was preempted; never more than they, and it, can come to hold.
+        """
+        if not self._running.sequences:
+            return 0
+        layout = self._cache.layout
+        growing = len(self._running) * len(layout.groups)  # blocks, where all cross an edge
+        missing = sequence.num_tokens - start.num_tokens
+        steps = missing // self._limits.max_chunk_tokens
+        spare = max(self._watermark_blocks, steps * growing // layout.block_size)
+        if sequence.num_preemptions:
+            backoff = min(sequence.num_preemptions, MAX_BACKOFF)
+            spare = max(spare, self._watermark_blocks + growing << backoff)
+        most = layout.max_blocks_for(sequence.max_num_tokens)
+        return min(spare, self._running.growth + most - layout.max_blocks_for(sequence.num_tokens))
+
+    def _lacks(self, sequence: Sequence, start: Start, *, without: Collection[Sequence]) -> bool:
+        """Whether a slot or blocks are missing for a sequence, were some running ones away."""
+        if len(self._running) - len(without) >= self._limits.max_num_seqs:
+            return True
+        spare = self._spare(sequence, start) if len(self._running) > len(without) else 0
+        free = self._cache.pool.num_free + sum(map(self._cache.num_blocks_of, without))
+        return self._cache.blocks_needed(sequence, start) + spare > free

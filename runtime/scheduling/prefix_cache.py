@@ -1,0 +1,186 @@
+"""Which blocks hold which prefixes.
+
+A tree of full blocks: a node is one block's worth of tokens after the tokens of its parent. Nodes
+are found by a chained sha256 and then compared by content, so that no collision can give a request
+another one's keys and values.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING, Optional
+
+if TYPE_CHECKING:
+    from array import array
+
+Hash = Callable[[bytes], bytes]
+
+
+def sha256_digest(data: bytes) -> bytes:
+    return sha256(data).digest()
+
+
+class Node:
+    """One full block of tokens after its parent's, and the blocks that hold it."""
+
+    __slots__ = ("blocks", "digest", "num_children", "parent", "tokens")
+
+    def __init__(
+        self, parent: Optional["Node"], digest: bytes, tokens: bytes, num_groups: int
+    ) -> None:
+        self.parent = parent  # None for the root of a salt
+        self.digest = digest
+        self.tokens = tokens
+        self.num_children = 0
+        self.blocks: list[int | None] = [None] * num_groups
+
+
+class PrefixCache:
+    """The tree. It knows which blocks hold what, not who uses them.
+
+    `root` is a secret of the process: whoever doesn't know it can't make hashes collide.
+    """
+
+    def __init__(
+        self, *, block_size: int, num_groups: int, root: bytes, hash_fn: Hash = sha256_digest
+    ) -> None:
+        self._block_size = block_size
+        self._num_groups = num_groups
+        self._secret = root
+        self._hash = hash_fn
+        self._roots: dict[bytes, Node] = {}  # by cache salt
+        self._nodes: dict[bytes, Node] = {}
+        self._homes: dict[int, tuple[Node, int]] = {}  # by block: its node and group
+
+    @property
+    def homes(self) -> Iterator[int]:
+        """The blocks that hold a prefix."""
+        return iter(self._homes)
+
+    def hash_blocks(
+        self, hashes: list[bytes], token_ids: "array[int]", count: int, salt: str
+    ) -> None:
+        """Appends what `hashes` lacks of the hashes of the first `count` full blocks."""
+        if count <= len(hashes):
+            return
+        digest = hashes[-1] if hashes else self._root_digest(salt)
+        hash_fn, size = self._hash, self._block_size
+        data = token_ids[len(hashes) * size : count * size].tobytes()
+        step = size * token_ids.itemsize
+        for start in range(0, len(data), step):
+            digest = hash_fn(digest + data[start : start + step])
+            hashes.append(digest)
+
+    def find(
+        self, hashes: Sequence[bytes], token_ids: "array[int]", count: int, salt: str
+    ) -> list[Node]:
+        """The nodes of the longest known prefix, of at most `count` full blocks."""
+        found: list[Node] = []
+        parent = self._roots.get(salt.encode())
+        if parent is None or not count:
+            return found
+        step = self._block_size * token_ids.itemsize
+        data = b""
+        for index in range(count):
+            node = self._nodes.get(hashes[index])
+            if node is None or node.parent is not parent:
+                break
+            data = data or token_ids[: count * self._block_size].tobytes()
+            if node.tokens != data[index * step : (index + 1) * step]:
+                break
+            found.append(node)
+            parent = node
+        return found
+
+    def add(
+        self,
+        parent: Node | None,
+        digest: bytes,
+        tokens: bytes,
+        blocks: Sequence[int | None],
+        salt: str,
+    ) -> tuple[Node, list[int]] | None:
+        """Makes a full block findable after `parent`, or after the root of `salt`.
+
+        Returns its node and those of `blocks`, one per group, that have become its home: where the
+        node has one already, the new block is a copy that nobody else will share. None if the
+        digest stands for other content.
+        """
+        if parent is None:
+            parent = self._root(salt)
+        node = self._nodes.get(digest)
+        if node is None:
+            node = self._nodes[digest] = Node(parent, digest, tokens, self._num_groups)
+            parent.num_children += 1
+        elif node.parent is not parent or node.tokens != tokens:
+            self._prune(parent)
+            return None
+        adopted = []
+        for group, block in enumerate(blocks):
+            if block is not None and node.blocks[group] is None:
+                node.blocks[group] = block
+                self._homes[block] = (node, group)
+                adopted.append(block)
+        return node, adopted
+
+    def is_alive(self, node: Node) -> bool:
+        """Whether the node can still be found."""
+        return self._nodes.get(node.digest) is node
+
+    def evict(self, block: int) -> None:
+        """Forgets what a block holds."""
+        node, group = self._homes.pop(block)
+        node.blocks[group] = None
+        self._prune(node)
+
+    def prune(self, nodes: Sequence[Node]) -> None:
+        """Forgets the last node where no block holds it and no node follows."""
+        if nodes:
+            self._prune(nodes[-1])
+
+    def clear(self) -> None:
+        self._roots.clear()
+        self._nodes.clear()
+        self._homes.clear()
+
+    def check_invariants(self) -> None:
+        """Asserts that every hash points home."""
+        children: dict[int, int] = {}
+        for digest, node in self._nodes.items():
+            assert node.digest == digest
+            assert node.parent is not None
+            children[id(node.parent)] = children.get(id(node.parent), 0) + 1
+            for group, block in enumerate(node.blocks):
+                assert block is None or self._homes[block] == (node, group), "a hash points astray"
+        for block, (node, group) in self._homes.items():
+            assert node.blocks[group] == block, f"block {block} isn't at home"
+            assert self.is_alive(node), f"block {block} can't be found"
+        for node in [*self._nodes.values(), *self._roots.values()]:
+            assert node.num_children == children.get(id(node), 0), "children are miscounted"
+            kept = node.num_children or any(block is not None for block in node.blocks)
+            assert kept, "a node holds nothing and leads nowhere"
+
+    def _root(self, salt: str) -> Node:
+        name = salt.encode()
+        root = self._roots.get(name)
+        if root is None:
+            root = self._roots[name] = Node(None, self._root_digest(salt), name, self._num_groups)
+        return root
+
+    def _root_digest(self, salt: str) -> bytes:
+        # Tagged, and no other extra key may begin so: keys to come, such as adapters, get their
+        # own tag and length.
+        extra = salt.encode()
+        return self._hash(self._secret + b"salt:%d:" % len(extra) + extra)
+
+    def _prune(self, node: Node) -> None:
+        while not node.num_children and all(block is None for block in node.blocks):
+            parent = node.parent
+            if parent is None:
+                if self._roots.get(node.tokens) is node:
+                    del self._roots[node.tokens]
+                return
+            if not self.is_alive(node):
+                return
+            del self._nodes[node.digest]
+            parent.num_children -= 1
+            node = parent

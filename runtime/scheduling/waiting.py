@@ -1,0 +1,140 @@
+"""The sequences that wait: limits at the door, the order inside, and who waits too long."""
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from itertools import islice
+
+from runtime.errors import CapacityError, DeadlineError, LockstepError
+from runtime.scheduling.limits import QueueLimits
+from runtime.scheduling.policy import Policy
+from runtime.scheduling.sequence import Sequence
+
+# A hint must not make clients that were refused at once come back at once.
+MIN_RETRY_S = 0.1
+MAX_RETRY_S = 60.0
+# Weight of the latest admission in the mean wait.
+WAIT_WEIGHT = 0.1
+
+Dropped = tuple[Sequence, LockstepError]
+
+
+class WaitingRoom:
+    """Waiting sequences. Newcomers are those that were never admitted; only they are limited."""
+
+    def __init__(self, policy: Policy, limits: QueueLimits) -> None:
+        self._policy = policy
+        self._limits = limits
+        self._members: dict[int, Sequence] = {}
+        self._newcomers: set[int] = set()
+        self._num_newcomer_tokens = 0
+        self._times: list[tuple[float, int]] = []  # heap: when to look at which sequence
+        self._mean_wait_s = 0.0
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._members.values())
+
+    def first(self, count: int) -> list[Sequence]:
+        """The next `count` in the policy's order."""
+        return list(islice(self._policy.order(), count))
+
+    def add(self, sequence: Sequence, *, num_free_slots: int) -> None:
+        """Lets a newcomer in.
+
+        Raises CapacityError: the queue is full, with a hint when to try again.
+        """
+        self._check_limits(sequence, num_free_slots)
+        self._policy.push(sequence)
+        self._members[sequence.sequence_id] = sequence
+        self._newcomers.add(sequence.sequence_id)
+        self._num_newcomer_tokens += sequence.num_prompt_tokens
+        times = [sequence.deadline_s]
+        if self._limits.queue_timeout_s is not None:
+            times.append(sequence.arrival_s + self._limits.queue_timeout_s)
+        for time in times:
+            if time is not None:
+                heappush(self._times, (time, sequence.sequence_id))
+
+    def add_front(self, sequence: Sequence) -> None:
+        """A preempted sequence or a fork waits, before those of its class."""
+        self._policy.push_front(sequence)
+        self._members[sequence.sequence_id] = sequence
+        if sequence.deadline_s is not None:
+            heappush(self._times, (sequence.deadline_s, sequence.sequence_id))
+
+    def remove(self, sequence: Sequence) -> None:
+        """A sequence waits no longer."""
+        self._policy.remove(sequence)
+        del self._members[sequence.sequence_id]
+        if sequence.sequence_id in self._newcomers:
+            self._newcomers.remove(sequence.sequence_id)
+            self._num_newcomer_tokens -= sequence.num_prompt_tokens
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        """A sequence waits no longer, since it runs."""
+        if sequence.sequence_id in self._newcomers:
+            waited_s = now - sequence.arrival_s
+            self._mean_wait_s += WAIT_WEIGHT * (waited_s - self._mean_wait_s)
+        self.remove(sequence)
+
+    def expire(self, now: float) -> list[Dropped]:
+        """Removes and returns those that waited too long, each with what to tell its client."""
+        dropped: list[Dropped] = []
+        while self._times and self._times[0][0] <= now:
+            _, sequence_id = heappop(self._times)
+            sequence = self._members.get(sequence_id)
+            if sequence is None:
+                continue
+            error = self._reason_to_drop(sequence, now)
+            if error is not None:
+                self.remove(sequence)
+                dropped.append((sequence, error))
+        self._shrink()
+        return dropped
+
+    def check_invariants(self) -> None:
+        assert len(self._policy) == len(self._members), "the policy keeps other sequences"
+        assert self._newcomers <= self._members.keys()
+        assert self._num_newcomer_tokens == sum(
+            self._members[each].num_prompt_tokens for each in self._newcomers
+        )
+
+    def _check_limits(self, sequence: Sequence, num_free_slots: int) -> None:
+        num_queued = len(self._newcomers)
+        if num_queued < num_free_slots:
+            return
+        most = self._limits.max_queued_requests
+        if most is not None and num_queued - num_free_slots >= most:
+            raise self._full(f"{num_queued} requests wait: max_queued_requests={most}")
+        most = self._limits.max_queued_tokens
+        tokens = self._num_newcomer_tokens + sequence.num_prompt_tokens
+        if most is not None and num_queued and tokens > most:
+            raise self._full(
+                f"with this prompt of {sequence.num_prompt_tokens} tokens, {tokens} tokens would "
+                f"wait: max_queued_tokens={most}"
+            )
+
+    def _full(self, message: str) -> CapacityError:
+        retry_after_s = min(MAX_RETRY_S, max(MIN_RETRY_S, self._mean_wait_s))
+        return CapacityError(
+            f"the queue is full, {message}; try again in {retry_after_s:.1f} s",
+            retry_after_s=retry_after_s,
+        )
+
+    def _reason_to_drop(self, sequence: Sequence, now: float) -> LockstepError | None:
+        if sequence.deadline_s is not None and sequence.deadline_s <= now:
+            return DeadlineError("the call's deadline passed while the request waited")
+        timeout_s = self._limits.queue_timeout_s
+        is_newcomer = sequence.sequence_id in self._newcomers
+        if timeout_s is not None and is_newcomer and sequence.arrival_s + timeout_s <= now:
+            error = self._full(f"the request waited {timeout_s:g} s: queue_timeout_s={timeout_s:g}")
+            return error
+        return None
+
+    def _shrink(self) -> None:
+        """Forgets the times of those that have left, once they are most."""
+        if len(self._times) > 4 * len(self._members) + 64:
+            self._times = [each for each in self._times if each[1] in self._members]
+            heapify(self._times)
