@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from runtime.config import EngineConfig, FrontendConfig
 from runtime.driver import running_engine
 from runtime.engine import Engine
 from runtime.engine_service import EngineServer
 from runtime.errors import ConfigError, LockstepError, UnavailableError
+from runtime.frontend.keys import read_tenants
 from runtime.interrupts import Interrupted
 
 ENGINE_TOKEN_VARIABLE = "LOCKSTEP_ENGINE_TOKEN"
@@ -30,20 +31,21 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
     Raises ConfigError: the configuration can't be served; nothing is left running.
     """
     check_port_is_free(frontend_config.host, frontend_config.port)
-    api_key = frontend_config.api_key
-    if api_key is None:
-        api_key = secrets.token_urlsafe(24)
+    made_key = None
+    if not read_tenants(frontend_config):
+        made_key = secrets.token_urlsafe(24)
+        frontend_config = replace(frontend_config, api_key=made_key)
     with running_engine(engine_config) as engine, engine_server(engine) as server:
         address = f"127.0.0.1:{server.port}"
-        with frontend_process(frontend_config, address, server.token, api_key) as frontend:
+        with frontend_process(frontend_config, address, server.token) as frontend:
             port = read_ready_line(frontend, engine_config.startup_timeout_s)
             watch = threading.Thread(
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
             )
             watch.start()
             try:
-                if frontend_config.api_key is None:
-                    print(f"lockstep: api key (made for this run): {api_key}", flush=True)
+                if made_key is not None:
+                    print(f"lockstep: api key (made for this run): {made_key}", flush=True)
                 host = frontend_config.host
                 shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
                 print(f"lockstep: serving {engine.model.name} on {shown}", flush=True)
@@ -80,21 +82,14 @@ def check_port_is_free(host: str, port: int) -> None:
 
 @contextmanager
 def frontend_process(
-    config: FrontendConfig, engine_address: str, engine_token: str, api_key: str
+    config: FrontendConfig, engine_address: str, engine_token: str
 ) -> Iterator["subprocess.Popen[str]"]:
     """A frontend in a process of its own, ended on the way out."""
-    flags = [
-        f"--{field.name.replace('_', '-')}={getattr(config, field.name)}"
-        for field in fields(config)
-        if field.name != "api_key"  # never on a command line, where everybody reads it
-    ]
-    secrets_of_child = {ENGINE_TOKEN_VARIABLE: engine_token, API_KEY_VARIABLE: api_key}
     process = subprocess.Popen(
-        # -P: a folder called `runtime` in the current directory must not be taken for ours.
-        [sys.executable, "-P", "-m", "runtime", "frontend", f"--engine={engine_address}", *flags],
+        frontend_command(config, engine_address),
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | secrets_of_child,
+        env=os.environ | frontend_secrets(config, engine_token),
         start_new_session=True,  # the terminal's Ctrl-C is the driver's to act on
     )
     try:
@@ -104,6 +99,26 @@ def frontend_process(
         wait_for_end(process)
         assert process.stdout is not None
         process.stdout.close()
+
+
+def frontend_command(config: FrontendConfig, engine_address: str) -> list[str]:
+    flags = [
+        f"--{field.name.replace('_', '-')}={value}"
+        for field in fields(config)
+        # A key is never on a command line, where everybody reads it.
+        if field.name != "api_key" and (value := getattr(config, field.name)) is not None
+    ]
+    # -P: a folder called `runtime` in the current directory must not be taken for ours.
+    python = [sys.executable, "-P", "-m", "runtime"]
+    return [*python, "frontend", f"--engine={engine_address}", *flags]
+
+
+def frontend_secrets(config: FrontendConfig, engine_token: str) -> dict[str, str]:
+    """What the process gets by its environment."""
+    secrets_of_child = {ENGINE_TOKEN_VARIABLE: engine_token}
+    if config.api_key is not None:
+        secrets_of_child[API_KEY_VARIABLE] = config.api_key
+    return secrets_of_child
 
 
 def wait_for_end(process: "subprocess.Popen[str]") -> None:

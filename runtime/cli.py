@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from runtime.config import EngineConfig, FrontendConfig
-from runtime.errors import ConfigError, LockstepError
+from runtime.errors import ConfigError, InvalidRequestError, LockstepError
 from runtime.interrupts import interruptible, until_signal
 from runtime.sampling_params import SamplingParams
 
@@ -174,6 +174,8 @@ def generate(prompt: str, verbose: bool, **values: Any) -> None:
 
     set_up_logging(verbose=verbose)
     params = pick(SamplingParams, values)
+    if params.n != 1:
+        raise InvalidRequestError(f"n={params.n} must be 1: the terminal shows one choice")
     with LLM.from_config(pick(EngineConfig, values)) as llm:
         for chunk in llm.stream(prompt, params):
             print(chunk.text, end="", flush=True)
@@ -198,8 +200,11 @@ def frontend(engine: str, verbose: bool, **values: Any) -> None:
     if not token:
         raise ConfigError("LOCKSTEP_ENGINE_TOKEN is not set: it is the token of the engine's port")
     config = pick(FrontendConfig, values)
-    if not config.api_key:
-        raise ConfigError("api_key is not set: clients need one (--api-key, LOCKSTEP_API_KEY)")
+    if config.api_key is None and config.api_keys is None:
+        raise ConfigError(
+            "neither api_key nor api_keys is set: clients need a key "
+            "(--api-key, LOCKSTEP_API_KEY, --api-keys)"
+        )
     asyncio.run(until_signal(run_frontend(config, engine, token, announce)))
 
 

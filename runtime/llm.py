@@ -18,10 +18,10 @@ from runtime.driver import running_engine
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.frontend.text import Detokenizer, Tokenizer
 from runtime.request import EngineStats, FinishReason, Request, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import SamplingParams, fork_seed
 
 if TYPE_CHECKING:
-    from runtime.engine import Outputs
+    from runtime.live_requests import Outputs
 
 Prompt = str | Sequence[int]
 
@@ -37,13 +37,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One prompt's answer; its seed reproduces it."""
+    """One choice of a prompt's answer; its seed reproduces it, with n=1 too."""
 
     prompt_token_ids: tuple[int, ...]
+    index: int
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
     seed: int
+    num_cached_tokens: int  # prompt tokens found in the prefix cache
 
 
 class LLM:
@@ -79,42 +81,43 @@ class LLM:
         *,
         progress: bool = True,
     ) -> list[Completion]:
-        """Continues all prompts, texts or token ids, in one batch; answers in their order.
+        """Continues all prompts, texts or token ids, in one batch.
 
-        `params` is for all of them, or one for each.
+        Answers in their order, prompt by prompt; with n > 1 each has n completions, choice by
+        choice. `params` is for all prompts, or one for each.
         Raises InvalidRequestError, which names the prompt, before anything runs.
-        Raises UnavailableError: the engine has ended.
+        Raises UnavailableError: the engine has ended. Raises CapacityError: the prompts are more
+        than the limits of its queue.
         """
         requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
-        tokens: list[list[int]] = [[] for _ in requests]
-        reasons: dict[int, FinishReason] = {}
-        room = sum(request.params.max_tokens for request in requests)
+        choices = [(each.request_id, i) for each in requests for i in range(each.params.n)]
+        tokens: dict[tuple[int, int], list[int]] = {choice: [] for choice in choices}
+        ends: dict[tuple[int, int], RequestOutput] = {}
+        room = sum(request.params.n * request.params.max_tokens for request in requests)
         with tqdm(total=room, disable=not progress, file=sys.stderr, unit="token") as bar:
             for output in self._run(requests):
-                request_id = output.request_id
-                tokens[request_id].extend(output.token_ids)
+                request_id, choice = output.request_id, (output.request_id, output.choice)
+                tokens[choice].extend(output.token_ids)
                 if output.finish_reason is not None:
-                    reasons[request_id] = output.finish_reason
+                    ends[choice] = output
                     # An early end leaves fewer tokens to wait for.
-                    bar.total -= requests[request_id].params.max_tokens - len(tokens[request_id])
+                    bar.total -= requests[request_id].params.max_tokens - len(tokens[choice])
                 bar.update(len(output.token_ids))
         return [
-            Completion(
-                prompt_token_ids=tuple(request.prompt_token_ids),
-                token_ids=tuple(tokens[request.request_id]),
-                text=self._text(request, tokens[request.request_id]),
-                finish_reason=reasons[request.request_id],
-                seed=request.seed,
-            )
-            for request in requests
+            self._completion(requests[choice[0]], tokens[choice], ends[choice])
+            for choice in choices
         ]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Continues one prompt, step by step. Closing the iterator ends the request.
 
-        Raises what `generate` does.
+        Raises what `generate` does, and InvalidRequestError where n is more than 1.
         """
         (request,) = self._make_requests([prompt], params)
+        if request.params.n != 1:
+            raise InvalidRequestError(
+                f"n={request.params.n} must be 1: a stream has one choice; generate takes more"
+            )
         detokenizer = self._detokenizer(request)
         for output in self._run([request]):
             text = ""
@@ -209,9 +212,20 @@ class LLM:
             return None
         return Detokenizer(self._tokenizer, request.prompt_token_ids)
 
-    def _text(self, request: Request, token_ids: Sequence[int]) -> str:
+    def _completion(
+        self, request: Request, token_ids: Sequence[int], end: RequestOutput
+    ) -> Completion:
+        assert end.finish_reason is not None
         detokenizer = self._detokenizer(request)
-        return "" if detokenizer is None else detokenizer.push(token_ids) + detokenizer.finish()
+        return Completion(
+            prompt_token_ids=tuple(request.prompt_token_ids),
+            index=end.choice,
+            token_ids=tuple(token_ids),
+            text="" if detokenizer is None else detokenizer.push(token_ids) + detokenizer.finish(),
+            finish_reason=end.finish_reason,
+            seed=fork_seed(request.seed, end.choice),
+            num_cached_tokens=end.num_cached_tokens,
+        )
 
     def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
         if self._closed:
@@ -221,7 +235,7 @@ class LLM:
         try:
             for request in requests:
                 connection.add(request)
-            unfinished = len(requests)
+            unfinished = sum(request.params.n for request in requests)
             while unfinished:
                 for output in inbox.get():
                     if isinstance(output, RequestFailure):

@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
-from protos.auth import bearer
+from protos.auth import Metadata, bearer
 from runtime.config import FrontendConfig
 from runtime.engine import Sink
 from runtime.engine_service import EngineServer
@@ -104,7 +104,7 @@ class FakeConnection:
 
 
 class EchoEngine(FakeEngine):
-    """Answers requests with their own prompts, a token a step, all of them in step."""
+    """Answers each choice of a request with its own prompt, a token a step, all in step."""
 
     def answer(self, num_requests: int) -> None:
         """Waits for so many requests, then answers all of them, on a thread of its own."""
@@ -119,7 +119,10 @@ class EchoEngine(FakeEngine):
                 if step < len(prompt):
                     reason = FinishReason.STOP if step == len(prompt) - 1 else None
                     token = (prompt[step],)
-                    outputs[connection].append(RequestOutput(request.request_id, token, reason))
+                    outputs[connection].extend(
+                        RequestOutput(request.request_id, token, reason, index)
+                        for index in range(request.params.n)
+                    )
             for connection, batch in outputs.items():
                 connection.sink(batch)
 
@@ -184,8 +187,11 @@ class Client:
         text: str | None = None,
         *,
         token_ids: list[int] | None = None,
-        timeout_s: float = TIMEOUT_S,
+        timeout_s: float | None = TIMEOUT_S,
         request_id: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
+        metadata: Metadata = (),
         **params: object,
     ) -> grpc.Call:
         request = inference_pb2.GenerateRequest(
@@ -193,8 +199,11 @@ class Client:
             text=text,
             token_ids=None if token_ids is None else inference_pb2.TokenIds(ids=token_ids),
             sampling_params=common_pb2.SamplingParams(**params),
+            cache_salt=cache_salt,
+            priority=priority,
         )
-        return self._stub.Generate(request, metadata=self._metadata, timeout=timeout_s)
+        metadata = (*self._metadata, *metadata)
+        return self._stub.Generate(request, metadata=metadata, timeout=timeout_s)
 
     def call(self, method: str, **fields: object) -> object:
         request = getattr(inference_pb2, f"{method}Request")(**fields)

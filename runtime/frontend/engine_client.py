@@ -17,8 +17,9 @@ import grpc.aio
 from protos import engine_pb2, engine_pb2_grpc
 from protos.auth import bearer
 from runtime import engine_codec
-from runtime.errors import LockstepError, UnavailableError
-from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestOutput
+from runtime.errors import UnavailableError
+from runtime.frontend.inbox import Inbox
+from runtime.request import EngineStats, ModelInfo, Request, RequestOutput
 from runtime.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -33,9 +34,6 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-Item = RequestOutput | LockstepError
-Tokens = tuple[tuple[int, ...], FinishReason | None]
-
 
 class EngineClient:
     """A connected engine. Made by `connect`, ended by `close` or by the engine."""
@@ -47,7 +45,7 @@ class EngineClient:
         stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
         self._call = stub.Connect(self._sent_messages(), metadata=bearer(token))
         self._request_ids = itertools.count(1)
-        self._requests: dict[int, asyncio.Queue[Item]] = {}
+        self._requests: dict[int, Inbox] = {}
         self._stats: deque[asyncio.Future[EngineStats]] = deque()
         self._failure: str | None = None
         self._ended = asyncio.Event()
@@ -69,21 +67,34 @@ class EngineClient:
         return client
 
     def generate(
-        self, prompt_token_ids: Sequence[int], params: SamplingParams, *, seed: int
-    ) -> AsyncGenerator[Tokens, None]:
-        """New tokens as they come, and the finish reason with the last of them.
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """New tokens of each choice as they come, and its finish reason with the last of them.
 
-        Steps that came while the consumer was busy are given as one. Closing the generator or
-        cancelling its consumer aborts the request.
+        Steps of a choice that came while the consumer was busy are given as one. Closing the
+        generator or cancelling its consumer aborts the request with all its choices.
 
         Raises InvalidRequestError at once: the model can't serve the request. The generator
-        raises UnavailableError: the engine is gone.
+        raises UnavailableError: the engine is gone; CapacityError and DeadlineError: the engine
+        has no room, or no time.
         """
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=prompt_token_ids,
             params=params,
             seed=seed,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            timeout_s=timeout_s,
         )
         request.check(self.model)  # here too: the engine's thread needn't see what can't pass
         return self._run(request)
@@ -109,16 +120,13 @@ class EngineClient:
             await asyncio.wait([self._reader])
         await self._channel.close()
 
-    async def _run(self, request: Request) -> AsyncGenerator[Tokens, None]:
+    async def _run(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         self._check_running()
-        items: asyncio.Queue[Item] = asyncio.Queue()
-        self._requests[request.request_id] = items
+        inbox = self._requests[request.request_id] = Inbox(request.params.n)
         self._send(engine_pb2.FrontendMessage(add=engine_codec.encode_request(request)))
         try:
-            finish_reason = None
-            while finish_reason is None:
-                token_ids, finish_reason = await _take(items)
-                yield token_ids, finish_reason
+            while (output := await inbox.take()) is not None:
+                yield output
         finally:
             # Finished and failed requests have left already; this one's consumer has.
             if self._requests.pop(request.request_id, None) is not None:
@@ -156,12 +164,12 @@ class EngineClient:
         match message.WhichOneof("message"):
             case "outputs":
                 for output in engine_codec.decode_outputs(message.outputs):
-                    self._deliver(
-                        output.request_id, output, is_last=output.finish_reason is not None
-                    )
+                    self._deliver(output)
             case "failed":
                 failure = engine_codec.decode_failure(message.failed)
-                self._deliver(failure.request_id, failure.error, is_last=True)
+                inbox = self._requests.pop(failure.request_id, None)
+                if inbox is not None:
+                    inbox.fail(failure.error)
             case "stats":
                 answer = self._stats.popleft()
                 if not answer.done():  # its caller may have gone
@@ -169,20 +177,20 @@ class EngineClient:
             case other:
                 raise ValueError(f"message of kind {other} is not expected here")
 
-    def _deliver(self, request_id: int, item: Item, *, is_last: bool) -> None:
-        items = self._requests.get(request_id)
-        if items is None:  # aborted, while this was under way
+    def _deliver(self, output: RequestOutput) -> None:
+        inbox = self._requests.get(output.request_id)
+        if inbox is None:  # aborted, while this was under way
             return
-        if is_last:
-            del self._requests[request_id]
-        items.put_nowait(item)
+        inbox.put(output)
+        if inbox.is_complete:
+            del self._requests[output.request_id]
 
     def _fail(self, reason: str) -> None:
         if self._failure is not None:
             return
         self._failure = reason
-        for items in self._requests.values():
-            items.put_nowait(UnavailableError(reason))
+        for inbox in self._requests.values():
+            inbox.fail(UnavailableError(reason))
         self._requests.clear()
         for answer in self._stats:
             if not answer.done():
@@ -201,25 +209,6 @@ class EngineClient:
     async def _sent_messages(self) -> AsyncIterator[engine_pb2.FrontendMessage]:
         while (message := await self._outbox.get()) is not None:
             yield message
-
-
-async def _take(items: asyncio.Queue[Item]) -> Tokens:
-    """Everything that has come for a request, waiting for the first; raises its failure.
-
-    Tokens that came before a failure are given before it.
-    """
-    item = await items.get()
-    if isinstance(item, LockstepError):
-        raise item
-    token_ids, finish_reason = list(item.token_ids), item.finish_reason
-    while finish_reason is None and not items.empty():
-        item = items.get_nowait()
-        if isinstance(item, LockstepError):
-            items.put_nowait(item)  # the last one always: it is found by the next call
-            break
-        token_ids.extend(item.token_ids)
-        finish_reason = item.finish_reason
-    return tuple(token_ids), finish_reason
 
 
 def _describe(error: grpc.aio.AioRpcError) -> str:

@@ -1,6 +1,7 @@
 """The public gRPC service, lockstep.v1.Inference."""
 
 import asyncio
+import math
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -8,26 +9,33 @@ from contextlib import aclosing, asynccontextmanager
 import grpc
 import grpc.aio
 
-from protos import common_pb2, inference_pb2, inference_pb2_grpc
+from protos import inference_pb2, inference_pb2_grpc
+from protos.auth import KeyRing
 from runtime.engine_codec import decode_params, encode_stats, refuse_unknown_fields
 from runtime.errors import (
     CapacityError,
     ConfigError,
+    DeadlineError,
     InvalidRequestError,
     LockstepError,
     UnavailableError,
 )
+from runtime.frontend.answer import Answer
 from runtime.frontend.engine_client import EngineClient
-from runtime.frontend.text import Detokenizer, Tokenizer
-from runtime.request import FinishReason
+from runtime.frontend.text import Tokenizer
 
 LONG_TEXT_BYTES = 64 << 10
+MAX_CACHE_SALT_BYTES = 256
+MAX_PRIORITY = 10
+# What gRPC clients with a retry policy go by.
+RETRY_HEADER = "grpc-retry-pushback-ms"
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 STATUS = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     CapacityError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
     LockstepError: grpc.StatusCode.INTERNAL,
@@ -39,13 +47,22 @@ def status_of(error: LockstepError) -> grpc.StatusCode:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Answers clients from one engine; `tokenizer` is None where the model's folder has none."""
+    """Answers clients from one engine; `tokenizer` is None where the model's folder has none.
+
+    `keys` have the names of tenants, and have let each call pass.
+    """
 
     def __init__(
-        self, engine: EngineClient, tokenizer: Tokenizer | None, *, max_prompt_bytes: int
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer | None,
+        keys: KeyRing,
+        *,
+        max_prompt_bytes: int,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
+        self._keys = keys
         self._max_prompt_bytes = max_prompt_bytes
         self._long_texts = asyncio.Semaphore(1)
 
@@ -57,13 +74,25 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async with _reporting(context):
             refuse_unknown_fields("the request", request)
             params = decode_params(request.sampling_params)
+            _check_salt(request.cache_salt)
+            _check_priority(request.priority)
             seed = secrets.randbits(64) if params.seed is None else params.seed
             prompt = await self._prompt_of(request)
-            outputs = self._engine.generate(prompt, params, seed=seed)
+            outputs = self._engine.generate(
+                prompt,
+                params,
+                seed=seed,
+                cache_salt=request.cache_salt,
+                priority=request.priority,
+                tenant=self._tenant_of(context),
+                timeout_s=context.time_remaining(),
+            )
             async with aclosing(outputs):
-                choice = _Choice(request.request_id, prompt, seed, self._tokenizer)
-                async for token_ids, finish_reason in outputs:
-                    await context.write(choice.extend(token_ids, finish_reason))
+                answer = Answer(
+                    request.request_id, prompt, self._tokenizer, num_choices=params.n, seed=seed
+                )
+                async for output in outputs:
+                    await context.write(answer.extend(output))
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
@@ -97,6 +126,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.GetStatsResponse:
         async with _reporting(context):
             return inference_pb2.GetStatsResponse(stats=encode_stats(await self._engine.stats()))
+
+    def _tenant_of(self, context: grpc.aio.ServicerContext) -> str:
+        """By the key alone: what else a client says of itself isn't believed."""
+        tenant = self._keys.name_of(context.invocation_metadata())
+        assert tenant is not None, "a call without a key has passed the interceptor"
+        return tenant
 
     async def _prompt_of(self, request: inference_pb2.GenerateRequest) -> list[int]:
         match request.WhichOneof("prompt"):
@@ -157,41 +192,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return self._tokenizer
 
 
-class _Choice:
-    """One choice of a request: turns its tokens into the messages of its stream."""
-
-    def __init__(
-        self, request_id: str, prompt: list[int], seed: int, tokenizer: Tokenizer | None
-    ) -> None:
-        self._request_id = request_id
-        self._num_prompt_tokens = len(prompt)
-        self._num_output_tokens = 0
-        self._seed: int | None = seed  # until it's sent
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, prompt)
-
-    def extend(
-        self, token_ids: Sequence[int], finish_reason: FinishReason | None
-    ) -> inference_pb2.GenerateResponse:
-        self._num_output_tokens += len(token_ids)
-        response = inference_pb2.GenerateResponse(
-            request_id=self._request_id,
-            index=0,
-            token_ids=token_ids,
-            text=self._text(token_ids, is_last=finish_reason is not None),
-            seed=self._seed,
-            finish_reason=common_pb2.FinishReason.Name(finish_reason or 0),
+def _check_salt(salt: str) -> None:
+    num_bytes = len(salt.encode())
+    if num_bytes > MAX_CACHE_SALT_BYTES:
+        raise InvalidRequestError(
+            f"cache_salt of {num_bytes} bytes is longer than {MAX_CACHE_SALT_BYTES}"
         )
-        self._seed = None
-        if finish_reason is not None:
-            response.usage.num_prompt_tokens = self._num_prompt_tokens
-            response.usage.num_output_tokens = self._num_output_tokens
-        return response
 
-    def _text(self, token_ids: Sequence[int], *, is_last: bool) -> str:
-        if self._detokenizer is None:
-            return ""
-        text = self._detokenizer.push(token_ids)
-        return text + self._detokenizer.finish() if is_last else text
+
+def _check_priority(priority: int) -> None:
+    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+        raise InvalidRequestError(
+            f"priority={priority} must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
+        )
 
 
 @asynccontextmanager
@@ -199,4 +212,11 @@ async def _reporting(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
     try:
         yield
     except LockstepError as error:
-        await context.abort(status_of(error), str(error))
+        await context.abort(status_of(error), str(error), _hints(error))
+
+
+def _hints(error: LockstepError) -> tuple[tuple[str, str], ...]:
+    """Trailing metadata."""
+    if isinstance(error, CapacityError):
+        return ((RETRY_HEADER, str(math.ceil(error.retry_after_s * 1000))),)
+    return ()

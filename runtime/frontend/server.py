@@ -10,11 +10,12 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2_grpc
-from protos.auth import AioTokenInterceptor
+from protos.auth import AioTokenInterceptor, KeyRing
 from runtime.config import FrontendConfig
 from runtime.errors import ConfigError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.grpc_service import SERVICE, InferenceService
+from runtime.frontend.keys import read_tenants
 from runtime.frontend.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -46,10 +47,11 @@ async def run_frontend(
     `on_ready` is called with the bound port once requests are served. Running requests end with
     UNAVAILABLE, whatever ends the frontend.
 
-    Raises ConfigError: the port can't be bound, or the api_key can't be used. Raises
+    Raises ConfigError: the port can't be bound, or the keys can't be used. Raises
     UnavailableError: the engine can't be reached, or is gone.
     """
-    server = _make_server(config)
+    keys = _make_key_ring(config)
+    server = _make_server(config, keys)
     port = _bind(server, config)
     statuses = health.aio.HealthServicer()
     try:
@@ -61,7 +63,9 @@ async def run_frontend(
                     "%s has no tokenizer.json: prompts must be token ids, outputs carry no text",
                     engine.model.path,
                 )
-            service = InferenceService(engine, tokenizer, max_prompt_bytes=config.max_prompt_bytes)
+            service = InferenceService(
+                engine, tokenizer, keys, max_prompt_bytes=config.max_prompt_bytes
+            )
             await _serve(server, service, statuses)
             on_ready(port)
             failure = await engine.wait_ended()
@@ -74,13 +78,15 @@ async def run_frontend(
         await server.stop(STOP_GRACE_S)
 
 
-def _make_server(config: FrontendConfig) -> grpc.aio.Server:
-    if config.api_key is None:
-        raise ConfigError("api_key is unset: the port would be open to everyone")
-    try:
-        interceptor = AioTokenInterceptor(config.api_key, exempt=EXEMPT_FROM_KEY)
-    except ValueError as error:
-        raise ConfigError(f"api_key can't be used: {error}") from error
+def _make_key_ring(config: FrontendConfig) -> KeyRing:
+    tenants = read_tenants(config)
+    if not tenants:
+        raise ConfigError("api_key and api_keys are unset: the port would be open to everyone")
+    return KeyRing(tenants)
+
+
+def _make_server(config: FrontendConfig, keys: KeyRing) -> grpc.aio.Server:
+    interceptor = AioTokenInterceptor(keys, exempt=EXEMPT_FROM_KEY)
     # Above most texts that are too long, so that the refusal is ours and names the limit.
     message_bytes = max(MIN_MESSAGE_BYTES, 4 * config.max_prompt_bytes)
     options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))

@@ -36,6 +36,20 @@ def test_answers_come_in_the_order_of_the_prompts(llm: LLM) -> None:
     assert {each.finish_reason for each in completions} == {FinishReason.LENGTH}
 
 
+def test_each_choice_is_what_its_seed_gives_alone(llm: LLM) -> None:
+    prompts = [[1, 2, 3], [4] * 20]
+    params = SamplingParams(max_tokens=9, n=3, ignore_eos=True)
+    completions = llm.generate(prompts, params, progress=False)
+    assert [(list(each.prompt_token_ids), each.index) for each in completions] == [
+        (prompt, index) for prompt in prompts for index in range(3)
+    ]
+    assert len({each.token_ids for each in completions}) > 2
+    for each in completions:
+        alone = SamplingParams(max_tokens=9, seed=each.seed, ignore_eos=True)
+        (again,) = llm.generate([each.prompt_token_ids], alone, progress=False)
+        assert (again.token_ids, again.seed) == (each.token_ids, each.seed)
+
+
 def test_a_stream_is_what_generate_gives(llm: LLM) -> None:
     chunks = list(llm.stream([1, 2, 3], GREEDY))
     (completion,) = llm.generate([[1, 2, 3]], GREEDY, progress=False)

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from runtime.cli import ByteSize, cli, config_option, options_of, pick
 from runtime.config import EngineConfig, FrontendConfig
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, InvalidRequestError
 from runtime.interrupts import interruptible
 
 pytestmark = pytest.mark.unit
@@ -49,6 +49,48 @@ def test_defaults_are_those_of_the_dataclass() -> None:
 def test_flags() -> None:
     config = parse("--tp", "2", "--launcher", "local", "--kv-memory", "2GiB", "--check-ranks")
     assert config == EngineConfig(tp=2, launcher="local", kv_memory=2 << 30, check_ranks=True)
+
+
+def test_flags_of_the_scheduler() -> None:
+    config = parse(
+        *("--policy", "fair", "--no-prefix-cache", "--priority-ageing-s", "2.5"),
+        *("--max-num-partial-prefills", "4", "--long-prefill-token-threshold", "128"),
+        *("--max-queued-requests", "10", "--max-queued-tokens", "1000", "--queue-timeout-s", "60"),
+    )
+    assert config == EngineConfig(
+        policy="fair",
+        prefix_cache=False,
+        priority_ageing_s=2.5,
+        max_num_partial_prefills=4,
+        long_prefill_token_threshold=128,
+        max_queued_requests=10,
+        max_queued_tokens=1000,
+        queue_timeout_s=60.0,
+    )
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    result = CliRunner().invoke(cli, ["serve", "--policy", "lifo"])
+    assert result.exit_code == 2
+    assert "'lifo' is not one of 'fcfs', 'priority', 'fair'" in result.output
+
+
+def test_generate_shows_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("refused before an engine is started")
+
+    monkeypatch.setattr("runtime.llm.running_engine", start)
+    result = CliRunner().invoke(cli, ["generate", "a prompt", "--n", "2"])
+    assert isinstance(result.exception, InvalidRequestError)
+    assert str(result.exception) == "n=2 must be 1: the terminal shows one choice"
+
+
+def test_a_frontend_without_any_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_ENGINE_TOKEN", "token")
+    monkeypatch.delenv("LOCKSTEP_API_KEY", raising=False)
+    result = CliRunner().invoke(cli, ["frontend", "--engine", "127.0.0.1:1"])
+    assert isinstance(result.exception, ConfigError)
+    assert "neither api_key nor api_keys is set" in str(result.exception)
 
 
 def test_toml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
@@ -109,6 +151,21 @@ def test_what_is_no_size(text: str) -> None:
         ({"ray_address": "h:1", "launcher": "local"}, "ray_address=h:1 needs launcher=ray"),
         ({"step_timeout_s": 0}, r"step_timeout_s=0 must be in \(0, 604800\]"),
         ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be in"),
+        (
+            {"max_num_partial_prefills": 0},
+            "max_num_partial_prefills=0 must be at least 1 and at most max_num_seqs=64",
+        ),
+        (
+            {"max_num_partial_prefills": 9, "max_num_seqs": 8},
+            "max_num_partial_prefills=9 must be at least 1 and at most max_num_seqs=8",
+        ),
+        ({"long_prefill_token_threshold": 0}, "long_prefill_token_threshold=0 must be at least 1"),
+        ({"priority_ageing_s": 0}, "priority_ageing_s=0 must be more than 0"),
+        ({"priority_ageing_s": float("nan")}, "priority_ageing_s=nan must be more than 0"),
+        ({"max_queued_requests": 0}, "max_queued_requests=0 must be at least 1"),
+        ({"max_queued_tokens": 0}, "max_queued_tokens=0 must be at least 1"),
+        ({"queue_timeout_s": 0}, r"queue_timeout_s=0 must be in \(0, 604800\]"),
+        ({"queue_timeout_s": float("inf")}, "queue_timeout_s=inf must be in"),
     ],
 )
 def test_wrong_configuration_is_refused(values: dict[str, float], message: str) -> None:
@@ -125,6 +182,7 @@ def test_wrong_configuration_is_refused(values: dict[str, float], message: str) 
         ({"api_key": ""}, "api_key of 0 characters must be"),
         ({"api_key": "schlüssel"}, "must be printable ASCII"),
         ({"api_key": " key"}, "without space at its ends"),
+        ({"api_keys": ""}, "api_keys is empty"),
     ],
 )
 def test_wrong_frontend_configuration_is_refused(

@@ -1,9 +1,11 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequestError
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import SamplingParams, fork_seed
 
 pytestmark = pytest.mark.unit
 
@@ -31,6 +33,12 @@ pytestmark = pytest.mark.unit
         ("ignore_eos", 1, "ignore_eos=1 is of type int: must be bool"),
         ("seed", -1, r"seed=-1 must be in \[0, 2\*\*64\)"),
         ("seed", 2**64, "must be in"),
+        ("n", 0, r"n=0 must be in \[1, 128\]"),
+        ("n", 129, r"n=129 must be in \[1, 128\]"),
+        ("n", None, "n=None is of type NoneType: must be int"),
+        ("min_tokens", -1, "min_tokens=-1 must be at least 0 and at most max_tokens=16"),
+        ("min_tokens", 17, "min_tokens=17 must be at least 0 and at most max_tokens=16"),
+        ("min_tokens", 1.0, "min_tokens=1.0 is of type float: must be int"),
     ],
 )
 def test_out_of_range_is_refused_by_name(field: str, value: float, message: str) -> None:
@@ -42,3 +50,27 @@ def test_the_edges_are_fine() -> None:
     SamplingParams(max_tokens=1, temperature=0, top_k=0, top_p=1, seed=0)
     SamplingParams(max_tokens=2**31 - 1, temperature=1e5, top_k=2**31 - 1, top_p=1e-9)
     SamplingParams(seed=2**64 - 1)
+    SamplingParams(n=1, min_tokens=0)
+    SamplingParams(n=128, max_tokens=7, min_tokens=7)
+
+
+def test_the_seeds_of_choices_are_splitmix64s_numbers() -> None:
+    # The test vector that goes with the generator: its first five numbers from 1234567.
+    assert [fork_seed(1234567, index) for index in range(6)] == [
+        1234567,
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 2**16))
+def test_seeds_of_choices_are_seeds_and_differ(seed: int, distance: int) -> None:
+    seeds = [
+        fork_seed(each % 2**64, index) for each in (seed, seed + distance) for index in (0, 1, 127)
+    ]
+    assert len(set(seeds)) == len(seeds)
+    for each in seeds:
+        SamplingParams(seed=each)

@@ -1,6 +1,7 @@
 """The token that every port asks for, on both kinds of server."""
 
 import asyncio
+import hmac
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -10,7 +11,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from protos.auth import AioTokenInterceptor, Metadata, TokenInterceptor, bearer
+from protos.auth import AioTokenInterceptor, KeyRing, Metadata, TokenInterceptor, bearer
 
 pytestmark = pytest.mark.wire
 
@@ -23,6 +24,7 @@ WRONG: list[Metadata] = [
     (("authorization", "bearer right"),),
     (("x-authorization", "Bearer right"),),
 ]
+RING = KeyRing({"first": "one", "right": "two", "good": "two"})
 
 
 def check(port: int, metadata: Metadata) -> grpc.StatusCode:
@@ -75,12 +77,13 @@ def test_a_stranger_who_sends_nothing_holds_no_thread(port: int) -> None:
     ("metadata", "code"),
     [
         (bearer("right"), grpc.StatusCode.OK),
+        (bearer("good"), grpc.StatusCode.OK),
         *((metadata, grpc.StatusCode.UNAUTHENTICATED) for metadata in WRONG),
     ],
 )
 def test_an_aio_server_asks_the_same(metadata: Metadata, code: grpc.StatusCode) -> None:
     async def ask() -> grpc.StatusCode:
-        server = grpc.aio.server(interceptors=[AioTokenInterceptor("right")])
+        server = grpc.aio.server(interceptors=[AioTokenInterceptor(RING)])
         health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -92,7 +95,45 @@ def test_an_aio_server_asks_the_same(metadata: Metadata, code: grpc.StatusCode) 
     assert asyncio.run(ask()) is code
 
 
+@pytest.mark.parametrize(
+    ("metadata", "name"),
+    [
+        (bearer("first"), "one"),
+        (bearer("right"), "two"),
+        (bearer("good"), "two"),
+        ((("x-tenant", "one"), *bearer("right")), "two"),
+        ((("authorization", b"Bearer first"), *bearer("right")), "two"),
+        *((metadata, None) for metadata in WRONG),
+    ],
+)
+def test_a_token_tells_whose_it_is(metadata: Metadata, name: str | None) -> None:
+    assert RING.name_of(metadata) == name
+
+
+@pytest.mark.parametrize("token", ["first", "good", "wrong"])
+def test_every_token_is_compared_whichever_is_right(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    compared: list[bytes] = []
+    compare = hmac.compare_digest
+
+    def count(sent: bytes, expected: bytes) -> bool:
+        compared.append(expected)
+        return compare(sent, expected)
+
+    monkeypatch.setattr(hmac, "compare_digest", count)
+    RING.name_of(bearer(token))
+    assert compared == [b"Bearer first", b"Bearer right", b"Bearer good"]
+
+
+def test_a_ring_without_a_token_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no token"):
+        KeyRing({})
+
+
 @pytest.mark.parametrize("token", ["", "with\nnewline", "schlüssel", " padded "])
 def test_a_token_that_cannot_be_sent_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         TokenInterceptor(token)
+    with pytest.raises(ValueError, match="token"):
+        KeyRing({"right": "one", token: "two"})

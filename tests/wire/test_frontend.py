@@ -10,6 +10,7 @@ from protos.auth import bearer
 from runtime.engine_service import EngineServer
 from runtime.errors import (
     CapacityError,
+    DeadlineError,
     InvalidRequestError,
     LockstepError,
     WorkerError,
@@ -163,7 +164,8 @@ def test_a_finished_request_is_not_aborted(engine: FakeEngine, client: Client) -
     ("error", "code"),
     [
         (InvalidRequestError("prompt is wrong"), grpc.StatusCode.INVALID_ARGUMENT),
-        (CapacityError("the queue is full"), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (CapacityError("full", retry_after_s=1), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (DeadlineError("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
         (WorkerError("rank 1 is gone"), grpc.StatusCode.UNAVAILABLE),
         (LockstepError("a bug"), grpc.StatusCode.INTERNAL),
     ],
@@ -199,6 +201,18 @@ BAD_REQUESTS = {
     "NaN": ({"text": "two", "temperature": float("nan")}, "temperature=nan must be"),
     "top_p": ({"text": "two", "top_p": 0.0}, "top_p=0.0 must be"),
     "top_k": ({"text": "two", "top_k": -1}, "top_k=-1 must be"),
+    "n 0": ({"text": "two", "n": 0}, "n=0 must be in [1, 128]"),
+    "n 129": ({"text": "two", "n": 129}, "n=129 must be in [1, 128]"),
+    "min_tokens": (
+        {"text": "two", "min_tokens": 17},
+        "min_tokens=17 must be at least 0 and at most max_tokens=16",
+    ),
+    "cache_salt": (
+        {"text": "two", "cache_salt": "ก" * 86},
+        "cache_salt of 258 bytes is longer than 256",
+    ),
+    "priority": ({"text": "two", "priority": 11}, "priority=11 must be in [-10, 10]"),
+    "priority < 0": ({"text": "two", "priority": -11}, "priority=-11 must be in [-10, 10]"),
 }
 
 
@@ -223,9 +237,9 @@ def test_a_prompt_of_5_mb_is_refused_by_us(engine: FakeEngine, client: Client) -
 def test_fields_of_a_newer_client_are_refused(channel: grpc.Channel) -> None:
     raw = channel.unary_stream("/lockstep.v1.Inference/Generate")
     request = inference_pb2.GenerateRequest(text="two").SerializeToString()
-    code, details = status_of(raw(request + b"\x30\x01", metadata=bearer(API_KEY)))
+    code, details = status_of(raw(request + b"\x40\x01", metadata=bearer(API_KEY)))
     assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "the request has fields that this server doesn't know, numbers [6]" in details
+    assert "the request has fields that this server doesn't know, numbers [8]" in details
 
 
 def test_tokenize_and_detokenize(engine: FakeEngine, client: Client) -> None:

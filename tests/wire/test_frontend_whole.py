@@ -9,6 +9,7 @@ from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from protos.auth import bearer
 from runtime.engine import Engine
 from runtime.engine_service import EngineServer
+from runtime.sampling_params import fork_seed
 from tests.frontend import API_KEY, RunningFrontend, make_model
 from tests.scheduling import (
     EOS,
@@ -29,7 +30,7 @@ def engine(tmp_path) -> Iterator[Engine]:
     model = make_model(
         str(tmp_path),
         vocab_size=VOCAB_SIZE,
-        max_model_len=scheduler.max_model_len,
+        max_model_len=scheduler.limits.max_model_len,
         eos_token_ids=(EOS,),
     )
     engine = Engine(
@@ -69,6 +70,20 @@ def test_every_client_gets_its_own_continuation(
         tokens = [token for response in responses for token in response.token_ids]
         assert tokens == oracle_continuation(prompt, max_tokens=20, seed=responses[0].seed)
         assert responses[-1].usage.num_output_tokens == len(tokens)
+
+
+def test_choices_get_what_their_seeds_give_alone(stub: inference_pb2_grpc.InferenceStub) -> None:
+    prompt = [7] * 40
+    responses = list(generate(stub, prompt, max_tokens=20, n=3, seed=5))
+    num_output_tokens = 0
+    for index in range(3):
+        choice = [response for response in responses if response.index == index]
+        tokens = [token for response in choice for token in response.token_ids]
+        seed = fork_seed(5, index)
+        assert choice[0].seed == seed
+        assert tokens == oracle_continuation(prompt, max_tokens=20, seed=seed)
+        num_output_tokens += len(tokens)
+    assert responses[-1].usage.num_output_tokens == num_output_tokens
 
 
 def test_a_client_that_leaves_gives_its_blocks_back(
