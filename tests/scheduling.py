@@ -62,7 +62,7 @@ def make_scheduler(
     )
     return Scheduler(
         CacheManager(layout, prefix_cache=prefix_cache, root=b"test", hash_fn=hash_fn),
-        policy=policy or FcfsPolicy(),
+        policy=FcfsPolicy() if policy is None else policy,
         limits=SchedulerLimits(
             max_num_batched_tokens=max_num_batched_tokens,
             max_num_seqs=max_num_seqs,

@@ -42,15 +42,15 @@ class Admission:
         if not self._policy.preempts_for_admission:
             return
         for head in self._waiting.first(1):
-            running = self._running.sequences.values()
+            running, behind = self._running.sequences.values(), self._running.behind
             victims = [each for each in running if self._policy.yields(each, head)]
-            victims.sort(key=self._policy.rank)
+            # Last, and so first to go: those that take the token budget, then the worst.
+            victims.sort(key=lambda each: (each in behind, self._policy.rank(each)))
             start = self._cache.find_start(head)
             if not victims or self._lacks(head, start, without=victims):
                 return
             while self._lacks(head, start, without=()):
                 self._running.preempt(victims.pop())
-                self._running.num_preemptions += 1
 
     def admit_next(
         self, *, budget: int, may_be_partial: bool, now: float, step_s: float
@@ -90,9 +90,9 @@ class Admission:
         admitted = self._cache.admit(sequence, start, spare=self._spare(sequence, start))
         if admitted is None:
             return False
-        self._waiting.admit(sequence, now)
+        is_newcomer = self._waiting.admit(sequence, now)
         self._running.start(sequence, admitted)
-        if not sequence.num_preemptions and sequence.fork_of is None:
+        if is_newcomer:
             sequence.num_cached_tokens = start.num_tokens
             self.num_cached_tokens += start.num_tokens
             self.num_prompt_tokens += sequence.num_prompt_tokens
@@ -118,9 +118,24 @@ class Admission:
         return min(spare, self._running.growth + most - layout.max_blocks_for(sequence.num_tokens))
 
     def _lacks(self, sequence: Sequence, start: Start, *, without: Collection[Sequence]) -> bool:
-        """Whether a slot or blocks are missing for a sequence, were some running ones away."""
+        """Whether slot, tokens or blocks are missing for one more, were some running ones away."""
         if len(self._running) - len(without) >= self._limits.max_num_seqs:
+            return True
+        if self._lacks_tokens(sequence.num_tokens - start.num_tokens, without=without):
             return True
         spare = self._spare(sequence, start) if len(self._running) > len(without) else 0
         free = self._cache.pool.num_free + sum(map(self._cache.num_blocks_of, without))
         return self._cache.blocks_needed(sequence, start) + spare > free
+
+    def _lacks_tokens(self, missing: int, *, without: Collection[Sequence]) -> bool:
+        """Whether a sequence that needs `missing` tokens would get none in this step."""
+        behind = [each for each in self._running.behind if each not in without]
+        wanted = [each.num_tokens - each.num_computed_tokens for each in behind]
+        chunk = self._limits.max_chunk_tokens
+        num_steady = len(self._running) - len(without) - len(behind)
+        budget = self._limits.max_num_batched_tokens - num_steady
+        budget -= sum(min(each, chunk) for each in wanted)
+        if missing <= min(budget, chunk):
+            return False
+        num_partial = sum(each > chunk for each in wanted)
+        return budget <= 0 or num_partial >= self._limits.max_num_partial_prefills

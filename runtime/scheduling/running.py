@@ -57,13 +57,10 @@ class RunningSet:
             self._make_room(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes a sequence's blocks; it waits again, to be computed again."""
-        sequence.status = Status.WAITING
-        self.stop(sequence)
-        self.free(sequence)
-        sequence.num_computed_tokens = 0
+        """Takes a sequence's blocks for others; it waits again, to be computed again."""
+        self.num_preemptions += 1
         sequence.num_preemptions += 1
-        self._waiting.add_front(sequence)
+        self._send_back(sequence)
 
     def stop(self, sequence: Sequence) -> None:
         """A sequence, whose status says so, runs no more. It keeps its blocks until `free`."""
@@ -106,7 +103,7 @@ class RunningSet:
     def clear(self) -> None:
         """The workers have lost the cache: all wait again, in their order."""
         for sequence in sorted(self.sequences.values(), key=self._policy.rank, reverse=True):
-            self.preempt(sequence)
+            self._send_back(sequence)
         self.steady.clear()
         self._cache.clear()
 
@@ -117,6 +114,13 @@ class RunningSet:
         assert {each.sequence_id for each in both} == self.sequences.keys()
         assert len(both) == len(self.sequences)
 
+    def _send_back(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        self.stop(sequence)
+        self.free(sequence)
+        sequence.num_computed_tokens = 0
+        self._waiting.add_front(sequence)
+
     def _make_room(self, sequence: Sequence) -> bool:
         """Preempts the worst by policy until `sequence` fits; False if it doesn't run any more."""
         while sequence.status is Status.RUNNING:
@@ -125,7 +129,6 @@ class RunningSet:
                 self._changed.append(change)
                 return True
             self.preempt(max(self.sequences.values(), key=self._policy.rank))
-            self.num_preemptions += 1
         return False
 
     def _most_blocks(self, sequence: Sequence) -> int:

@@ -117,12 +117,13 @@ class Scheduler:
         num_preemptions = running.num_preemptions
         running.grow(step_id)
         # Who has just lost its blocks would get them back in the same breath.
-        is_crowded = running.num_preemptions > num_preemptions
-        self.admission.make_room_for_urgent()
+        admits = running.num_preemptions == num_preemptions
+        if admits:
+            self.admission.make_room_for_urgent()
         running.steady.refresh()
         budget = self.limits.max_num_batched_tokens - len(running.steady.members)
         scheduled = self._feed_behind(budget)
-        if not is_crowded:
+        if admits:
             self._admit(scheduled, budget, now)
         if not (scheduled or running.steady.members):
             return None

@@ -72,12 +72,14 @@ class WaitingRoom:
             self._newcomers.remove(sequence.sequence_id)
             self._num_newcomer_tokens -= sequence.num_prompt_tokens
 
-    def admit(self, sequence: Sequence, now: float) -> None:
-        """A sequence waits no longer, since it runs."""
-        if sequence.sequence_id in self._newcomers:
+    def admit(self, sequence: Sequence, now: float) -> bool:
+        """A sequence waits no longer, since it runs; whether it was a newcomer."""
+        is_newcomer = sequence.sequence_id in self._newcomers
+        if is_newcomer:
             waited_s = now - sequence.arrival_s
             self._mean_wait_s += WAIT_WEIGHT * (waited_s - self._mean_wait_s)
         self.remove(sequence)
+        return is_newcomer
 
     def expire(self, now: float) -> list[Dropped]:
         """Removes and returns those that waited too long, each with what to tell its client."""

@@ -1,0 +1,193 @@
+"""Choices, queue limits and deadlines in the engine, step by step on a clock of the test's."""
+
+from collections import defaultdict
+
+import pytest
+
+from runtime.engine import Connection, Engine
+from runtime.errors import CapacityError, DeadlineError, LockstepError
+from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
+from runtime.sampling_params import SamplingParams, fork_seed
+from runtime.scheduling.limits import QueueLimits
+from runtime.scheduling.policy import FairPolicy
+from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
+
+pytestmark = pytest.mark.wire
+
+
+class Served:
+    """An engine that isn't started: the test makes its steps, and time passes as it says."""
+
+    def __init__(self, *, step_s: float = 1.0, **options) -> None:
+        self.now = 100.0
+        self.scheduler = make_scheduler(**options)
+        executor = OracleExecutor(self.scheduler.cache.layout)
+        execute = executor.execute
+
+        def slow_execute(plan):
+            self.now += step_s
+            return execute(plan)
+
+        executor.execute = slow_execute
+        model = ModelInfo(
+            name="oracle",
+            path="",
+            architecture="Oracle",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=self.scheduler.limits.max_model_len,
+            eos_token_ids=(EOS,),
+            tp_size=1,
+        )
+        self.engine = Engine(
+            model=model, scheduler=self.scheduler, executor=executor, clock=lambda: self.now
+        )
+        self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self.ends: dict[tuple[int, int], RequestOutput] = {}
+        self.failures: dict[int, LockstepError] = {}
+        self.connection: Connection = self.engine.connect(self._sink)
+
+    def add(self, request_id: int, prompt: list[int], *, max_tokens: int = 4, **fields) -> None:
+        params = SamplingParams(
+            max_tokens=max_tokens, n=fields.pop("n", 1), ignore_eos=fields.pop("ignore_eos", False)
+        )
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=prompt,
+            params=params,
+            seed=request_id,
+            **fields,
+        )
+        self.engine.add(self.connection, request, arrived_s=self.now)
+
+    def drain(self) -> None:
+        for _ in range(1000):
+            if not self.engine.has_work:
+                self.scheduler.check_invariants()
+                return
+            self.engine.step()
+        raise AssertionError("no progress")
+
+    def _sink(self, outputs: list[RequestOutput | RequestFailure]) -> None:
+        for output in outputs:
+            if isinstance(output, RequestFailure):
+                assert output.request_id not in self.failures
+                self.failures[output.request_id] = output.error
+                continue
+            key = (output.request_id, output.choice)
+            assert key not in self.ends, "something came after the end"
+            self.tokens[key].extend(output.token_ids)
+            if output.finish_reason is not None:
+                self.ends[key] = output
+
+
+def test_each_choice_gets_what_its_seed_gives_alone() -> None:
+    served = Served()
+    prompt = [1, 2, 3, 4, 5, 6]
+    served.add(7, prompt, max_tokens=6, n=5)
+    served.drain()
+    assert [*served.tokens] == [(7, choice) for choice in range(5)]
+    for (_, choice), tokens in served.tokens.items():
+        seed = fork_seed(7, choice)
+        assert tokens == oracle_continuation(prompt, max_tokens=6, seed=seed)
+    assert len(served.ends) == 5
+
+
+def test_cached_tokens_are_told_with_the_end_of_each_choice() -> None:
+    served = Served()
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    served.add(1, prompt, ignore_eos=True)
+    served.drain()
+    served.add(2, prompt, ignore_eos=True, n=2)
+    served.drain()
+    assert [served.ends[key].num_cached_tokens for key in ((1, 0), (2, 0), (2, 1))] == [0, 8, 8]
+    stats = served.engine.stats()
+    assert (stats.num_prompt_tokens, stats.num_cached_tokens) == (18, 8)
+    assert stats.num_cached_blocks > 0
+
+
+def test_salts_keep_prefixes_apart() -> None:
+    served = Served()
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    for request_id, salt in enumerate(("", "mine", "mine", "yours")):
+        served.add(request_id, prompt, cache_salt=salt)
+        served.drain()
+    assert [served.ends[i, 0].num_cached_tokens for i in range(4)] == [0, 0, 8, 0]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_abort_ends_all_choices(steps: int) -> None:
+    served = Served()
+    served.add(1, list(range(1, 40)), max_tokens=50, n=3, ignore_eos=True)
+    for _ in range(steps):
+        served.engine.step()
+    before = dict(served.tokens)
+    served.engine.abort(served.connection, 1)
+    served.engine.abort(served.connection, 1)
+    assert not served.engine.has_work
+    served.scheduler.check_invariants()
+    served.add(1, [5], max_tokens=1)  # the id is free again
+    served.drain()
+    assert served.tokens[1, 0][-1:] == oracle_continuation([5], max_tokens=1, seed=1)
+    assert {key: len(tokens) for key, tokens in before.items() if key[1]} == {
+        key: len(tokens) for key, tokens in served.tokens.items() if key[1]
+    }
+
+
+def test_a_full_queue_refuses_with_a_hint_and_harms_nobody() -> None:
+    served = Served(max_num_seqs=1, queue=QueueLimits(max_queued_requests=2))
+    for request_id in range(4):
+        served.add(request_id, [request_id + 1])
+    assert list(served.failures) == [3]
+    error = served.failures[3]
+    assert isinstance(error, CapacityError)
+    assert error.retry_after_s >= 0.1
+    assert "max_queued_requests=2" in str(error)
+    served.drain()
+    assert sorted(key[0] for key in served.ends) == [0, 1, 2]
+    assert served.engine.stats().num_refused == 1
+    served.add(3, [4])  # there is room again
+    served.drain()
+    assert (3, 0) in served.ends
+
+
+def test_who_waits_too_long_is_told_and_costs_no_step() -> None:
+    served = Served(max_num_seqs=1, queue=QueueLimits(queue_timeout_s=3.0))
+    served.add(1, [1], max_tokens=8, ignore_eos=True)
+    served.engine.step()
+    served.add(2, [2], n=3)
+    served.drain()
+    error = served.failures[2]
+    assert isinstance(error, CapacityError)
+    assert "queue_timeout_s=3" in str(error)
+    assert list(served.tokens) == [(1, 0)]
+    assert served.engine.stats().num_timed_out == 1
+
+
+def test_a_deadline_that_cannot_be_met_costs_no_step() -> None:
+    served = Served(max_num_batched_tokens=8)
+    served.add(1, [1], max_tokens=3, ignore_eos=True)
+    served.engine.step()  # a step takes a second
+    served.add(2, [2] * 30, timeout_s=3.5)  # four steps to its first token
+    served.add(3, [3], timeout_s=3.5)
+    served.drain()
+    assert isinstance(served.failures[2], DeadlineError)
+    assert served.ends[3, 0].finish_reason in (FinishReason.LENGTH, FinishReason.STOP)
+    assert all(2 not in key for key in served.tokens)
+
+
+def test_a_deadline_that_has_passed_is_told_even_where_nothing_else_runs() -> None:
+    served = Served()
+    served.add(1, [1], timeout_s=0.0)
+    served.engine.step()
+    assert isinstance(served.failures[1], DeadlineError)
+    assert not served.engine.has_work
+
+
+def test_tenants_take_turns() -> None:
+    served = Served(max_num_seqs=1, policy=FairPolicy(quantum=8))
+    for request_id in range(6):
+        served.add(request_id, [1, 2], tenant="busy", max_tokens=2)
+    served.add(6, [1, 2], tenant="other", max_tokens=2)
+    served.drain()
+    order = [key[0] for key in served.ends]
+    assert order.index(6) <= 2
