@@ -18,7 +18,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full format proto hooks clean
+.PHONY: help setup demo test check check-full nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -26,6 +26,7 @@ help:
 	@echo "check       lint, format, types, import contracts, generated code"
 	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
 	@echo "check-full  all tests that need no GPU"
+	@echo "nightly     20,000 random lives of the scheduler, and the benchmarks"
 	@echo "format      format the code"
 	@echo "proto       make the code of protos/*.proto again"
 	@echo "hooks       install the pre-commit hooks"
@@ -37,14 +38,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or name it by PYTHON=" >&2; exit 1; }
 	$(HEALTHY) || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[demo,dev]'
+	  --constraint constraints.txt --editable '.[demo,bench,dev]'
 	touch $@
 
 demo: $(STAMP)
-	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m benchmarks demo
 
 test: $(STAMP)
-	$(PYTEST) -m "not full and not gpu" $(TIERS)
+	$(PYTEST) -m "not full and not nightly and not gpu" $(TIERS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
@@ -54,7 +55,12 @@ check: $(STAMP)
 	$(BIN)/python -m protos.generate --check
 
 check-full: $(STAMP)
-	$(PYTEST) -m "not gpu" $(TIERS)
+	$(PYTEST) -m "not nightly and not gpu" $(TIERS)
+
+nightly: $(STAMP)
+	$(PYTEST) -m nightly $(TIERS)
+	$(BIN)/python -m benchmarks scheduler
+	$(BIN)/python -m benchmarks simulate --replicas 64 --requests 100000 --rate 400
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

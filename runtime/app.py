@@ -1,5 +1,6 @@
 """`lockstep serve`: engine and frontend, started together, ended together."""
 
+import gc
 import json
 import os
 import secrets
@@ -43,6 +44,9 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
             )
             watch.start()
+            # What start-up made stays: the collector needn't walk it while requests wait.
+            gc.collect()
+            gc.freeze()
             try:
                 if made_key is not None:
                     print(f"lockstep: api key (made for this run): {made_key}", flush=True)

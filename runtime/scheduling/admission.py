@@ -37,8 +37,8 @@ class Admission:
         self._running = running
         self._watermark_blocks = int(limits.watermark * cache.pool.num_blocks)
 
-    def make_room_for_urgent(self) -> None:
-        """Preempts what yields to the head of the queue, if that lets it in."""
+    def make_room_for_urgent(self, *, now: float, step_s: float) -> None:
+        """Preempts what yields to the head of the queue, if that lets it in and in time."""
         if not self._policy.preempts_for_admission:
             return
         for head in self._waiting.first(1):
@@ -47,9 +47,12 @@ class Admission:
             # Last, and so first to go: those that take the token budget, then the worst.
             victims.sort(key=lambda each: (each in behind, self._policy.rank(each)))
             start = self._cache.find_start(head)
+            missing = head.num_tokens - start.num_tokens
+            if self._is_late(head, missing, now, step_s):
+                return
             if not victims or self._lacks(head, start, without=victims):
                 return
-            while self._lacks(head, start, without=()):
+            while victims and self._lacks(head, start, without=()):
                 self._running.preempt(victims.pop())
 
     def admit_next(
@@ -61,16 +64,14 @@ class Admission:
         at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for ever.
         """
         overtaken: list[Sequence] = []
-        chunk = self._limits.max_chunk_tokens
         for sequence in self._waiting.first(LOOKAHEAD):
             start = self._cache.find_start(sequence)
             missing = sequence.num_tokens - start.num_tokens
-            deadline_s = sequence.deadline_s
-            if deadline_s is not None and now + -(-missing // chunk) * step_s > deadline_s:
+            if self._is_late(sequence, missing, now, step_s):
                 self._waiting.remove(sequence)
                 self._late.append(sequence)
                 continue
-            fits = may_be_partial or missing <= min(budget, chunk)
+            fits = may_be_partial or missing <= min(budget, self._limits.max_chunk_tokens)
             if fits and self._start(sequence, start, now):
                 for each in overtaken:
                     each.num_overtaken += 1
@@ -84,6 +85,12 @@ class Admission:
         """Those that were taken from the queue since even their first token would be late."""
         late, self._late = self._late, []
         return late
+
+    def _is_late(self, sequence: Sequence, missing: int, now: float, step_s: float) -> bool:
+        """Whether even the first token would come after the deadline."""
+        if sequence.deadline_s is None:
+            return False
+        return now + -(-missing // self._limits.max_chunk_tokens) * step_s > sequence.deadline_s
 
     def _start(self, sequence: Sequence, start: Start, now: float) -> bool:
         """Admits a sequence; False if its blocks aren't free."""
@@ -124,8 +131,7 @@ class Admission:
         if self._lacks_tokens(sequence.num_tokens - start.num_tokens, without=without):
             return True
         spare = self._spare(sequence, start) if len(self._running) > len(without) else 0
-        free = self._cache.pool.num_free + sum(map(self._cache.num_blocks_of, without))
-        return self._cache.blocks_needed(sequence, start) + spare > free
+        return self._cache.num_free_after(sequence, start, without=without) < spare
 
     def _lacks_tokens(self, missing: int, *, without: Collection[Sequence]) -> bool:
         """Whether a sequence that needs `missing` tokens would get none in this step."""

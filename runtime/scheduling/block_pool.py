@@ -1,7 +1,7 @@
 """The blocks of the KV cache: who is free, who is held how often, who keeps a prefix."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 
 class BlockPool:
@@ -48,9 +48,23 @@ class BlockPool:
         """The block's content has become a prefix that others may share."""
         self._keeps.add(block)
 
-    def num_idle(self, blocks: Iterable[int]) -> int:
+    def num_idle(self, tables: Iterable[Iterable[int]]) -> int:
         """How many of these are free, so that sharing them takes them from the free ones."""
-        return sum(not self._ref_counts[block] for block in blocks)
+        counts = self._ref_counts
+        return sum([not counts[block] for table in tables for block in table])
+
+    def num_freed(
+        self, tables: Collection[Iterable[int]], *, still_held: Iterable[Iterable[int]]
+    ) -> int:
+        """How many blocks would be free if all of these tables were released, but for some."""
+        if not tables:
+            return 0
+        released = Counter(block for table in tables for block in table)
+        kept = {block for table in still_held for block in table}
+        return sum(
+            self._ref_counts[block] == count and block not in kept
+            for block, count in released.items()
+        )
 
     def share(self, blocks: Iterable[int]) -> None:
         """Takes one more reference to each block, which is held or keeps a prefix."""

@@ -36,6 +36,10 @@ class CacheGroup:
     window: int
     max_blocks: int | None = None  # most blocks that one sequence holds; None: all of its tokens'
 
+    def first_seen(self, num_tokens: int) -> int:
+        """Place of the first token that the one after `num_tokens` sees."""
+        return max(0, num_tokens - self.window + 1) if self.window else 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
@@ -49,6 +53,10 @@ class CacheLayout:
     num_blocks: int
     groups: tuple[CacheGroup, ...]
     block_bytes: int  # of one block, on one rank
+
+    def first_blocks(self, num_tokens: int) -> list[int]:
+        """By group: place of the first block that the token after `num_tokens` sees."""
+        return [group.first_seen(num_tokens) // self.block_size for group in self.groups]
 
     def max_blocks_for(self, num_tokens: int) -> int:
         """Most blocks that a sequence holds on its way to `num_tokens`, all groups together."""

@@ -1,5 +1,6 @@
 """The block tables of all sequences that hold blocks, and what of them may be shared."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Ordered
 from typing import NamedTuple
 
@@ -56,14 +57,8 @@ class CacheManager:
         self.layout = layout
         self.pool = BlockPool(layout.num_blocks, self._evict)
         self.num_table_blocks = 0  # sum over all tables; a shared block counts in each
-        self._prefixes = PrefixCache(
-            block_size=layout.block_size,
-            num_groups=len(layout.groups),
-            root=root,
-            hash_fn=hash_fn,
-        )
+        self._prefixes = PrefixCache(layout, root=root, hash_fn=hash_fn)
         self._caches_prefixes = prefix_cache
-        self._windows = tuple(group.window for group in layout.groups)
         self._held: dict[int, _Blocks] = {}
 
     def capacity(self, sequence: Sequence) -> int:
@@ -86,9 +81,17 @@ class CacheManager:
         """Blocks that a sequence holds, shared ones too."""
         return sum(map(len, self._held[sequence.sequence_id].tables))
 
-    def blocks_needed(self, sequence: Sequence, start: Start) -> int:
-        """Blocks that `admit` takes from the free ones."""
-        return sum(self._missing(sequence, start)) + sum(map(self.pool.num_idle, start.shared))
+    def num_free_after(
+        self, sequence: Sequence, start: Start, *, without: Collection[Sequence] = ()
+    ) -> int:
+        """Free blocks if `without` gave theirs back and `sequence` was admitted; maybe below 0."""
+        tables = [table for each in without for table in self._held[each.sequence_id].tables]
+        return (
+            self.pool.num_free
+            + self.pool.num_freed(tables, still_held=start.shared)
+            - self.pool.num_idle(start.shared)
+            - sum(self._missing(sequence, start))
+        )
 
     def admit(self, sequence: Sequence, start: Start, *, spare: int) -> Admission | None:
         """Gives a sequence blocks for all its tokens, as far as its windows reach.
@@ -96,7 +99,7 @@ class CacheManager:
         Shares those of `start`, which was found just now, and sets `num_computed_tokens`. None if
         it would leave fewer than `spare` blocks free: then nothing has changed.
         """
-        if self.blocks_needed(sequence, start) + spare > self.pool.num_free:
+        if self.num_free_after(sequence, start) < spare:
             return None
         for table in start.shared:
             self.pool.share(table)
@@ -190,8 +193,8 @@ class CacheManager:
         nodes = self._find_nodes(sequence)
         count = len(nodes)
         num_tokens = count * self.layout.block_size
-        firsts = [self._first_seen(window, num_tokens) for window in self._windows]
-        # A node that can be found holds these blocks: `_find_nodes` has looked.
+        firsts = self.layout.first_blocks(num_tokens)
+        # A prefix that was found holds all of these.
         shared = [
             [block for node in nodes[first:] if (block := node.blocks[group]) is not None]
             for group, first in enumerate(firsts)
@@ -207,7 +210,7 @@ class CacheManager:
         num_tokens = sequence.num_prompt_tokens - 1
         if held is None or source.num_computed_tokens < num_tokens:
             return None
-        firsts = [self._first_seen(window, num_tokens) for window in self._windows]
+        firsts = self.layout.first_blocks(num_tokens)
         if any(first < mine for first, mine in zip(firsts, held.firsts, strict=True)):
             return None  # the source's window has moved on
         count, rest = divmod(num_tokens, self.layout.block_size)
@@ -222,33 +225,12 @@ class CacheManager:
         return Start(num_tokens, held.nodes[:count], firsts, parts, copied)
 
     def _find_nodes(self, sequence: Sequence) -> list[Node]:
-        """The longest prefix whose blocks are all there, as far as its windows reach back."""
         if not self._caches_prefixes or not sequence.reads_prefix_cache:
             return []
         count = (sequence.num_tokens - 1) // self.layout.block_size
         hashes, salt = sequence.block_hashes, sequence.cache_salt
         self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
-        nodes = self._prefixes.find(hashes, sequence.token_ids, count, salt)
-        length = len(nodes)
-        while (shorter := self._reachable(nodes, length)) < length:
-            length = shorter
-        return nodes[:length]
-
-    def _reachable(self, nodes: list[Node], length: int) -> int:
-        """`length`, or the place of a block that a prefix of so many blocks lacks."""
-        num_tokens = length * self.layout.block_size
-        for group, window in enumerate(self._windows):
-            first = self._first_seen(window, num_tokens)
-            # The last missing one for a window; for full attention the first decides.
-            places = range(length - 1, first - 1, -1) if window else range(first, length)
-            for place in places:
-                if nodes[place].blocks[group] is None:
-                    return place
-        return length
-
-    def _first_seen(self, window: int, num_tokens: int) -> int:
-        """Place of the first block that the token after `num_tokens` sees."""
-        return max(0, num_tokens - window + 1) // self.layout.block_size if window else 0
+        return self._prefixes.find(hashes, sequence.token_ids, count, salt)
 
     def _ends(self, firsts: Ordered[int], num_tokens: int) -> list[int]:
         """By group: the place after the last block of a table that starts at `firsts`."""
@@ -269,10 +251,8 @@ class CacheManager:
         return tuple([next(rest) for _ in range(count)] for count in counts)
 
     def _slide(self, held: _Blocks, num_computed_tokens: int) -> None:
-        for group, window in enumerate(self._windows):
-            if not window:
-                continue
-            gone = self._first_seen(window, num_computed_tokens) - held.firsts[group]
+        for group, first in enumerate(self.layout.first_blocks(num_computed_tokens)):
+            gone = first - held.firsts[group]
             if gone > 0:
                 table = held.tables[group]
                 # Before all others: a later request needs the window at its own end.

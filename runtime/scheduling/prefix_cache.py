@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Optional
 
+from runtime.scheduling.cache_layout import CacheLayout
+
 if TYPE_CHECKING:
     from array import array
 
@@ -40,11 +42,10 @@ class PrefixCache:
     `root` is a secret of the process: whoever doesn't know it can't make hashes collide.
     """
 
-    def __init__(
-        self, *, block_size: int, num_groups: int, root: bytes, hash_fn: Hash = sha256_digest
-    ) -> None:
-        self._block_size = block_size
-        self._num_groups = num_groups
+    def __init__(self, layout: CacheLayout, *, root: bytes, hash_fn: Hash = sha256_digest) -> None:
+        self._layout = layout
+        self._block_size = layout.block_size
+        self._num_groups = len(layout.groups)
         self._secret = root
         self._hash = hash_fn
         self._roots: dict[bytes, Node] = {}  # by cache salt
@@ -73,23 +74,15 @@ class PrefixCache:
     def find(
         self, hashes: Sequence[bytes], token_ids: "array[int]", count: int, salt: str
     ) -> list[Node]:
-        """The nodes of the longest known prefix, of at most `count` full blocks."""
-        found: list[Node] = []
-        parent = self._roots.get(salt.encode())
-        if parent is None or not count:
-            return found
-        step = self._block_size * token_ids.itemsize
-        data = b""
-        for index in range(count):
-            node = self._nodes.get(hashes[index])
-            if node is None or node.parent is not parent:
-                break
-            data = data or token_ids[: count * self._block_size].tobytes()
-            if node.tokens != data[index * step : (index + 1) * step]:
-                break
-            found.append(node)
-            parent = node
-        return found
+        """The nodes of the longest prefix that is there, of at most `count` full blocks.
+
+        That is all its blocks of full attention, and of the others what the next token sees.
+        """
+        nodes = self._find_chain(hashes, token_ids, count, salt)
+        length = len(nodes)
+        while (shorter := self._reachable(nodes, length)) < length:
+            length = shorter
+        return nodes[:length]
 
     def add(
         self,
@@ -158,6 +151,37 @@ class PrefixCache:
             assert node.num_children == children.get(id(node), 0), "children are miscounted"
             kept = node.num_children or any(block is not None for block in node.blocks)
             assert kept, "a node holds nothing and leads nowhere"
+
+    def _find_chain(
+        self, hashes: Sequence[bytes], token_ids: "array[int]", count: int, salt: str
+    ) -> list[Node]:
+        found: list[Node] = []
+        parent = self._roots.get(salt.encode())
+        if parent is None or not count:
+            return found
+        step = self._block_size * token_ids.itemsize
+        data = b""
+        for index in range(count):
+            node = self._nodes.get(hashes[index])
+            if node is None or node.parent is not parent:
+                break
+            data = data or token_ids[: count * self._block_size].tobytes()
+            if node.tokens != data[index * step : (index + 1) * step]:
+                break
+            found.append(node)
+            parent = node
+        return found
+
+    def _reachable(self, nodes: Sequence[Node], length: int) -> int:
+        """`length`, or the place of a block that a prefix of so many blocks lacks."""
+        firsts = self._layout.first_blocks(length * self._block_size)
+        for index, (group, first) in enumerate(zip(self._layout.groups, firsts, strict=True)):
+            # The last missing one for a window; for full attention the first decides.
+            places = range(length - 1, first - 1, -1) if group.window else range(length)
+            for place in places:
+                if nodes[place].blocks[index] is None:
+                    return place
+        return length
 
     def _root(self, salt: str) -> Node:
         name = salt.encode()

@@ -118,13 +118,14 @@ class Scheduler:
         running.grow(step_id)
         # Who has just lost its blocks would get them back in the same breath.
         admits = running.num_preemptions == num_preemptions
+        step_s = min(self._step_seconds, default=0.0)
         if admits:
-            self.admission.make_room_for_urgent()
+            self.admission.make_room_for_urgent(now=now, step_s=step_s)
         running.steady.refresh()
         budget = self.limits.max_num_batched_tokens - len(running.steady.members)
         scheduled = self._feed_behind(budget)
         if admits:
-            self._admit(scheduled, budget, now)
+            self._admit(scheduled, budget, now=now, step_s=step_s)
         if not (scheduled or running.steady.members):
             return None
         self._last_step_id = step_id
@@ -220,7 +221,9 @@ class Scheduler:
             budget -= self._feed(sequence, budget, scheduled)
         return scheduled
 
-    def _admit(self, scheduled: list[ScheduledSequence], budget: int, now: float) -> None:
+    def _admit(
+        self, scheduled: list[ScheduledSequence], budget: int, *, now: float, step_s: float
+    ) -> None:
         budget -= sum(each.num_scheduled_tokens for each in scheduled)
         num_partial = sum(not each.samples for each in scheduled)
         while budget > 0 and len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
@@ -228,7 +231,7 @@ class Scheduler:
                 budget=budget,
                 may_be_partial=num_partial < self.limits.max_num_partial_prefills,
                 now=now,
-                step_s=min(self._step_seconds, default=0.0),
+                step_s=step_s,
             )
             if sequence is None:
                 break
