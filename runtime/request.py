@@ -8,6 +8,9 @@ from typing import NamedTuple
 from runtime.errors import InvalidRequestError, LockstepError
 from runtime.sampling_params import SamplingParams
 
+# Few classes: each has a queue, and all queues are looked at for each admission.
+MAX_PRIORITY = 10
+
 
 class FinishReason(IntEnum):
     """Why a request ended; the numbers are those of the wire."""
@@ -56,6 +59,10 @@ class Request:
             raise InvalidRequestError(
                 f"prompt of {len(prompt)} tokens + max_tokens={self.params.max_tokens} is {total} "
                 f"tokens: more than max_model_len={model.max_model_len}"
+            )
+        if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:
+            raise InvalidRequestError(
+                f"priority={self.priority} must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
             )
         for extreme in (min(prompt), max(prompt)):
             if not 0 <= extreme < model.vocab_size:

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence as Ids
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -88,9 +89,22 @@ def make_sequence(
     return Sequence(sequence_id, prompt, params=params, seed=seed, **options)
 
 
-def oracle_token(tokens: Ids[int], seed: int) -> int:
+def oracle_token(tokens: Ids[int], seed: int, *, window: int = 0) -> int:
     """The token that the oracle puts after `tokens`: a function of all of them and the seed."""
-    digest = hashlib.sha256(np.array([seed, *tokens], np.uint64).tobytes()).digest()
+    return _draw(_cells(tokens)[-window:], seed)
+
+
+def _cells(tokens: Ids[int]) -> list[int]:
+    """What the oracle's cache keeps for each token: like K and V, it depends on all before it."""
+    return list(accumulate(tokens, _next_cell, initial=0))[1:]
+
+
+def _next_cell(cell: int, token: int) -> int:
+    return (cell * 1_000_003 + token + 1) % ((1 << 61) - 1)
+
+
+def _draw(cells: Ids[int], seed: int) -> int:
+    digest = hashlib.sha256(np.array([seed, *cells], np.uint64).tobytes()).digest()
     return int.from_bytes(digest[:4], "little") % VOCAB_SIZE
 
 
@@ -107,19 +121,18 @@ def oracle_continuation(
     tokens = list(prompt)
     window = 0 if 0 in windows else max(windows)
     while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(oracle_token(tokens[-window:], seed))
+        tokens.append(oracle_token(tokens, seed, window=window))
         if tokens[-1] == EOS and not ignore_eos and len(tokens) - len(prompt) > min_tokens:
             break
     return tokens[len(prompt) :]
 
 
 class OracleExecutor:
-    """An executor whose cache keeps token ids, and whose next token hashes what it reads there.
+    """An executor whose next token hashes what it reads in its cache, a cell for each token.
 
-    A wrong table, a block handed out twice, a wrong position, a token that was never computed or a
-    copy that is missing changes the output. Groups with a window see that much alone, and what they
-    see must be the end of what full attention sees; without a full group the token depends on all
-    that the longest window sees.
+    A wrong table, a block handed out twice or of another prefix, a wrong position, a token that was
+    never computed or a copy that is missing changes the output. Groups with a window (of 2 and
+    more) see that much alone, and what they see must be the end of what full attention sees.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
@@ -136,7 +149,7 @@ class OracleExecutor:
         for index, seq_len in enumerate(plan.seq_lens):
             self._view(tables, index, int(seq_len) + 1)  # what the first query sees
         token_ids = [
-            oracle_token(
+            _draw(
                 self._view(tables, index, int(plan.positions[row]) + 1),
                 int(plan.sampling.seed[index]),
             )
@@ -156,17 +169,27 @@ class OracleExecutor:
         self.cache[:] = -1
 
     def _write(self, plan: StepPlan, tables: list[list[tuple[int, np.ndarray]]]) -> None:
+        widest = max(
+            zip(self.layout.groups, tables, strict=True),
+            key=lambda pair: pair[0].window or float("inf"),
+        )[1]
         row = 0
         for index, count in enumerate(plan.query_lens):
             assert plan.positions[row] == plan.seq_lens[index]
-            for _ in range(count):
-                block, offset = divmod(int(plan.positions[row]), self.layout.block_size)
+            for place in range(row, row + count):
+                position, token = int(plan.positions[place]), int(plan.input_ids[place])
+                before = 0
+                if position:
+                    before = int(self.cache[self._cell(*widest[index], position - 1)])
                 for table in tables:
-                    first, block_ids = table[index]
-                    assert block >= first
-                    self.cache[block_ids[block - first], offset] = plan.input_ids[row]
-                row += 1
+                    self.cache[self._cell(*table[index], position)] = _next_cell(before, token)
+            row += count
         assert row == len(plan.input_ids)
+
+    def _cell(self, first: int, block_ids: np.ndarray, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self.layout.block_size)
+        assert block >= first, "what the window sees was given back"
+        return int(block_ids[block - first]), offset
 
     def _view(
         self, tables: list[list[tuple[int, np.ndarray]]], index: int, length: int

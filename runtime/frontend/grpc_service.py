@@ -26,7 +26,6 @@ from runtime.frontend.text import Tokenizer
 
 LONG_TEXT_BYTES = 64 << 10
 MAX_CACHE_SALT_BYTES = 256
-MAX_PRIORITY = 10
 # What gRPC clients with a retry policy go by.
 RETRY_HEADER = "grpc-retry-pushback-ms"
 
@@ -75,7 +74,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             refuse_unknown_fields("the request", request)
             params = decode_params(request.sampling_params)
             _check_salt(request.cache_salt)
-            _check_priority(request.priority)
             seed = secrets.randbits(64) if params.seed is None else params.seed
             prompt = await self._prompt_of(request)
             outputs = self._engine.generate(
@@ -197,13 +195,6 @@ def _check_salt(salt: str) -> None:
     if num_bytes > MAX_CACHE_SALT_BYTES:
         raise InvalidRequestError(
             f"cache_salt of {num_bytes} bytes is longer than {MAX_CACHE_SALT_BYTES}"
-        )
-
-
-def _check_priority(priority: int) -> None:
-    if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-        raise InvalidRequestError(
-            f"priority={priority} must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
         )
 
 

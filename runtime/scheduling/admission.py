@@ -13,6 +13,8 @@ from runtime.scheduling.waiting import WaitingRoom
 LOOKAHEAD = 4
 # A waiting sequence that so many have overtaken is waited for.
 MAX_OVERTAKEN = 16
+# Times as many spare blocks for each time that a sequence was preempted.
+BACKOFF = 4
 MAX_BACKOFF = 16
 
 
@@ -111,8 +113,6 @@ class Admission:
         Enough for as long as its prompt takes, so that it isn't preempted half way; more each time
         that it was preempted; never more than they, and it, can come to hold.
         """
-        if not self._running.sequences:
-            return 0
         layout = self._cache.layout
         growing = len(self._running) * len(layout.groups)  # blocks, where all cross an edge
         missing = sequence.num_tokens - start.num_tokens
@@ -120,9 +120,9 @@ class Admission:
         spare = max(self._watermark_blocks, steps * growing // layout.block_size)
         if sequence.num_preemptions:
             backoff = min(sequence.num_preemptions, MAX_BACKOFF)
-            spare = max(spare, self._watermark_blocks + growing << backoff)
-        most = layout.max_blocks_for(sequence.max_num_tokens)
-        return min(spare, self._running.growth + most - layout.max_blocks_for(sequence.num_tokens))
+            spare = max(spare, (self._watermark_blocks + growing) * BACKOFF**backoff)
+        own = self._running.most_blocks(sequence) - layout.max_blocks_for(sequence.num_tokens)
+        return min(spare, self._running.growth + own)
 
     def _lacks(self, sequence: Sequence, start: Start, *, without: Collection[Sequence]) -> bool:
         """Whether slot, tokens or blocks are missing for one more, were some running ones away."""

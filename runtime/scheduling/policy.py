@@ -209,7 +209,7 @@ class FairPolicy:
     def refund(self, sequence: Sequence) -> None:
         unused = _cost(sequence)
         if sequence.finish_reason is not None:
-            unused += sequence.num_cached_tokens - sequence.num_tokens
+            unused = sequence.max_num_tokens - sequence.num_tokens + sequence.num_cached_tokens
         self._give(sequence.tenant, unused)
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
@@ -248,5 +248,7 @@ class FairPolicy:
 
 
 def _cost(sequence: Sequence) -> int:
-    """Tokens of the prompt and the most that may follow."""
-    return sequence.max_num_tokens
+    """Tokens of the prompt and the most that may follow; forks share their source's prompt."""
+    if sequence.fork_of is None:
+        return sequence.max_num_tokens
+    return sequence.max_num_tokens - sequence.num_prompt_tokens

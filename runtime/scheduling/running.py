@@ -35,13 +35,17 @@ class RunningSet:
         """Blocks that they may still come to hold."""
         return self._claims - self._cache.num_table_blocks
 
+    def most_blocks(self, sequence: Sequence) -> int:
+        """Blocks that a sequence holds at most; its last token is never fed."""
+        return self._cache.layout.max_blocks_for(sequence.max_num_tokens - 1)
+
     def start(self, sequence: Sequence, admission: Admission) -> None:
         """A sequence has got its blocks."""
         sequence.status = Status.RUNNING
         self._policy.charge(sequence)
         self.sequences[sequence.sequence_id] = sequence
         self.behind.append(sequence)
-        self._claims += self._most_blocks(sequence)
+        self._claims += self.most_blocks(sequence)
         self._added.append(sequence)
         self._changed.append(admission.change)
         self._copies.extend(admission.copies)
@@ -65,7 +69,7 @@ class RunningSet:
     def stop(self, sequence: Sequence) -> None:
         """A sequence, whose status says so, runs no more. It keeps its blocks until `free`."""
         del self.sequences[sequence.sequence_id]
-        self._claims -= self._most_blocks(sequence)
+        self._claims -= self.most_blocks(sequence)
         self._policy.refund(sequence)
         if sequence in self.behind:
             self.behind.remove(sequence)
@@ -109,7 +113,7 @@ class RunningSet:
 
     def check_invariants(self) -> None:
         assert all(each.status is Status.RUNNING for each in self.sequences.values())
-        assert self._claims == sum(map(self._most_blocks, self.sequences.values()))
+        assert self._claims == sum(map(self.most_blocks, self.sequences.values()))
         both = [*self.steady.members, *self.behind]
         assert {each.sequence_id for each in both} == self.sequences.keys()
         assert len(both) == len(self.sequences)
@@ -130,6 +134,3 @@ class RunningSet:
                 return True
             self.preempt(max(self.sequences.values(), key=self._policy.rank))
         return False
-
-    def _most_blocks(self, sequence: Sequence) -> int:
-        return self._cache.layout.max_blocks_for(sequence.max_num_tokens)
