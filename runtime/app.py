@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 
+from runtime.collector import calm_collector
 from runtime.config import EngineConfig, FrontendConfig
 from runtime.driver import running_engine
 from runtime.engine import Engine
@@ -36,7 +37,10 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
     if not read_tenants(frontend_config):
         made_key = secrets.token_urlsafe(24)
         frontend_config = replace(frontend_config, api_key=made_key)
-    with running_engine(engine_config) as engine, engine_server(engine) as server:
+    with (
+        running_engine(engine_config, on_idle=gc.collect) as engine,
+        engine_server(engine) as server,
+    ):
         address = f"127.0.0.1:{server.port}"
         with frontend_process(frontend_config, address, server.token) as frontend:
             port = read_ready_line(frontend, engine_config.startup_timeout_s)
@@ -44,9 +48,7 @@ def serve(engine_config: EngineConfig, frontend_config: FrontendConfig) -> Locks
                 target=end_engine_with, args=(engine, frontend), name="frontend-watch", daemon=True
             )
             watch.start()
-            # What start-up made stays: the collector needn't walk it while requests wait.
-            gc.collect()
-            gc.freeze()
+            calm_collector()
             try:
                 if made_key is not None:
                     print(f"lockstep: api key (made for this run): {made_key}", flush=True)

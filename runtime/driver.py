@@ -2,7 +2,7 @@
 
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from runtime.cluster.group import LoadedModel, start_workers
@@ -25,9 +25,15 @@ DEFAULT_KV_SHARE = 0.3
 
 
 @contextmanager
-def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Engine]:
+def running_engine(
+    config: EngineConfig,
+    *,
+    quiet: bool = False,
+    on_idle: Callable[[], object] = lambda: None,
+) -> Iterator[Engine]:
     """Starts workers and engine; ends both, and all that they started, on the way out.
 
+    `on_idle` is called on the engine's thread when nothing has run for a while.
     Raises ConfigError: the model or the options can't be served. Raises WorkerError: a rank died.
     """
     with StartupProgress(quiet=quiet) as progress:
@@ -47,7 +53,9 @@ def running_engine(config: EngineConfig, *, quiet: bool = False) -> Iterator[Eng
         )
         group.allocate_cache(layout)
         scheduler = make_scheduler(config, layout, model)
-        engine = Engine(model=model, scheduler=scheduler, executor=group.executor())
+        engine = Engine(
+            model=model, scheduler=scheduler, executor=group.executor(), on_idle=on_idle
+        )
         group.on_lost(engine.fail)
         logger.info(
             "%s of %d bytes on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "

@@ -38,7 +38,7 @@ class Engine:
     """Serves one model: takes requests from connections, gives each its tokens step by step.
 
     `clock` is seconds that never go back; a simulation brings its own, calls `add` and `step`
-    itself and doesn't start the engine.
+    itself and doesn't start the engine. `on_idle` is called when nothing has run for a second.
     """
 
     def __init__(
@@ -48,9 +48,11 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        on_idle: Callable[[], object] = lambda: None,
     ) -> None:
         self.model = model
         self.clock = clock
+        self._on_idle = on_idle
         self._scheduler = scheduler
         self._executor = executor
         self._table = BatchTable(
@@ -215,6 +217,7 @@ class Engine:
             return self._inbox.get(timeout=IDLE_CHECK_S)
         except Empty:
             self._scheduler.check_invariants()
+            self._on_idle()
             return self._inbox.get()
 
     def _make_choices(self, request: Request, arrived_s: float) -> list[Sequence]:

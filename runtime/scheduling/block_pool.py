@@ -15,18 +15,20 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._evict = evict
         self._empty = list(reversed(range(num_blocks)))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # free, in the order of eviction
+        # Free blocks that keep a prefix: the last of the first, then the first of the second goes.
+        self._cached_first: dict[int, None] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._keeps: set[int] = set()  # free or not
         self._ref_counts = [0] * num_blocks
 
     @property
     def num_free(self) -> int:
-        return len(self._empty) + len(self._cached)
+        return len(self._empty) + self.num_cached
 
     @property
     def num_cached(self) -> int:
         """Free blocks that keep a prefix."""
-        return len(self._cached)
+        return len(self._cached_first) + len(self._cached)
 
     def allocate(self, count: int) -> list[int] | None:
         """Takes `count` free blocks; None if fewer are free, and then the pool is unchanged."""
@@ -44,9 +46,9 @@ class BlockPool:
             self._ref_counts[block] = 1
         return blocks
 
-    def keep(self, block: int) -> None:
-        """The block's content has become a prefix that others may share."""
-        self._keeps.add(block)
+    def keep(self, blocks: Iterable[int]) -> None:
+        """The content of these blocks has become prefixes that others may share."""
+        self._keeps.update(blocks)
 
     def num_idle(self, tables: Iterable[Iterable[int]]) -> int:
         """How many of these are free, so that sharing them takes them from the free ones."""
@@ -70,7 +72,7 @@ class BlockPool:
         """Takes one more reference to each block, which is held or keeps a prefix."""
         for block in blocks:
             if not self._ref_counts[block]:
-                del self._cached[block]
+                del (self._cached if block in self._cached else self._cached_first)[block]
             self._ref_counts[block] += 1
 
     def release(self, blocks: Iterable[int], *, evict_first: bool = False) -> None:
@@ -86,14 +88,13 @@ class BlockPool:
             if block not in self._keeps:
                 self._empty.append(block)
                 continue
-            self._cached[block] = None
-            if evict_first:
-                self._cached.move_to_end(block, last=False)
+            (self._cached_first if evict_first else self._cached)[block] = None
 
     def forget(self) -> None:
         """No block keeps a prefix any more."""
-        self._empty.extend(self._cached)
-        self._cached.clear()
+        for cached in (self._cached_first, self._cached):
+            self._empty.extend(cached)
+            cached.clear()
         self._keeps.clear()
 
     def check_invariants(self, holders: Iterable[Iterable[int]], homes: Iterable[int]) -> None:
@@ -102,7 +103,8 @@ class BlockPool:
         `homes` are the blocks that the prefix cache knows.
         """
         held = Counter(block for blocks in holders for block in blocks)
-        empty, cached = set(self._empty), set(self._cached)
+        empty, cached = set(self._empty), {*self._cached_first, *self._cached}
+        assert len(cached) == self.num_cached, "a block is to be evicted twice"
         assert len(empty) == len(self._empty), "a block is free twice"
         assert not empty & cached, "a block is empty and keeps a prefix"
         assert set(homes) == self._keeps, "the prefix cache knows other blocks than the pool keeps"
@@ -115,7 +117,10 @@ class BlockPool:
             assert count == held[block], f"block {block}: {count} references, {held[block]} holders"
 
     def _evict_first(self) -> int:
-        block, _ = self._cached.popitem(last=False)
+        if self._cached_first:
+            block, _ = self._cached_first.popitem()
+        else:
+            block, _ = self._cached.popitem(last=False)
         self._keeps.remove(block)
         self._evict(block)
         return block

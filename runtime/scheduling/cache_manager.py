@@ -264,30 +264,15 @@ class CacheManager:
     def _publish(self, sequence: Sequence, num_tokens: int) -> None:
         """Makes the full blocks of the first `num_tokens` tokens findable."""
         held = self._held[sequence.sequence_id]
-        size = self.layout.block_size
-        count = num_tokens // size
+        count = num_tokens // self.layout.block_size
         if not self._caches_prefixes or count <= len(held.nodes):
             return
-        nodes, hashes, salt = held.nodes, sequence.block_hashes, sequence.cache_salt
+        hashes, salt = sequence.block_hashes, sequence.cache_salt
         self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
-        # Nodes of which this sequence held copies may have gone with the originals.
-        while nodes and not self._prefixes.is_alive(nodes[-1]):
-            nodes.pop()
-        for place in range(len(nodes), count):
-            tokens = sequence.token_ids[place * size : (place + 1) * size].tobytes()
-            blocks = [
-                table[place - first] if place >= first else None
-                for table, first in zip(held.tables, held.firsts, strict=True)
-            ]
-            parent = nodes[-1] if nodes else None
-            added = self._prefixes.add(parent, hashes[place], tokens, blocks, salt)
-            if added is None:  # a collision: nothing after it can be found
-                break
-            node, adopted = added
-            nodes.append(node)
-            for block in adopted:
-                self.pool.keep(block)
-        self._prefixes.prune(nodes)
+        adopted = self._prefixes.extend(
+            held.nodes, hashes, sequence.token_ids, count, salt, held.tables, held.firsts
+        )
+        self.pool.keep(adopted)
 
     def _evict(self, block: int) -> None:
         self._prefixes.evict(block)

@@ -24,7 +24,7 @@ def sha256_digest(data: bytes) -> bytes:
 class Node:
     """One full block of tokens after its parent's, and the blocks that hold it."""
 
-    __slots__ = ("blocks", "digest", "num_children", "parent", "tokens")
+    __slots__ = ("blocks", "digest", "num_blocks", "num_children", "parent", "tokens")
 
     def __init__(
         self, parent: Optional["Node"], digest: bytes, tokens: bytes, num_groups: int
@@ -33,7 +33,8 @@ class Node:
         self.digest = digest
         self.tokens = tokens
         self.num_children = 0
-        self.blocks: list[int | None] = [None] * num_groups
+        self.num_blocks = 0
+        self.blocks: list[int | None] = [None] * num_groups  # by group
 
 
 class PrefixCache:
@@ -50,7 +51,7 @@ class PrefixCache:
         self._hash = hash_fn
         self._roots: dict[bytes, Node] = {}  # by cache salt
         self._nodes: dict[bytes, Node] = {}
-        self._homes: dict[int, tuple[Node, int]] = {}  # by block: its node and group
+        self._homes: dict[int, Node] = {}  # by block
 
     @property
     def homes(self) -> Iterator[int]:
@@ -84,36 +85,51 @@ class PrefixCache:
             length = shorter
         return nodes[:length]
 
-    def add(
+    def extend(
         self,
-        parent: Node | None,
-        digest: bytes,
-        tokens: bytes,
-        blocks: Sequence[int | None],
+        nodes: list[Node],
+        hashes: Sequence[bytes],
+        token_ids: "array[int]",
+        count: int,
         salt: str,
-    ) -> tuple[Node, list[int]] | None:
-        """Makes a full block findable after `parent`, or after the root of `salt`.
+        tables: Sequence[Sequence[int]],
+        firsts: Sequence[int],
+    ) -> list[int]:
+        """Makes a sequence's first `count` full blocks findable; `nodes` are those that are.
 
-        Returns its node and those of `blocks`, one per group, that have become its home: where the
-        node has one already, the new block is a copy that nobody else will share. None if the
-        digest stands for other content.
+        `tables` are its blocks by group, from the places `firsts` on. Returns the blocks that have
+        become a node's: where a node has one already, the sequence's own is a copy that nobody else
+        will share. Stops where a hash stands for other content: nothing after it could be found.
         """
-        if parent is None:
-            parent = self._root(salt)
-        node = self._nodes.get(digest)
-        if node is None:
-            node = self._nodes[digest] = Node(parent, digest, tokens, self._num_groups)
-            parent.num_children += 1
-        elif node.parent is not parent or node.tokens != tokens:
-            self._prune(parent)
-            return None
-        adopted = []
-        for group, block in enumerate(blocks):
-            if block is not None and node.blocks[group] is None:
-                node.blocks[group] = block
-                self._homes[block] = (node, group)
-                adopted.append(block)
-        return node, adopted
+        # Nodes of which the sequence held copies may have gone with the originals.
+        while nodes and not self.is_alive(nodes[-1]):
+            nodes.pop()
+        start = len(nodes)
+        parent = nodes[-1] if nodes else self._root(salt)
+        data = token_ids[start * self._block_size : count * self._block_size].tobytes()
+        step = self._block_size * token_ids.itemsize
+        groups = list(enumerate(zip(tables, firsts, strict=True)))
+        adopted: list[int] = []
+        for place in range(start, count):
+            tokens = data[(place - start) * step : (place - start + 1) * step]
+            node = self._nodes.get(hashes[place])
+            if node is None:
+                node = self._nodes[hashes[place]] = Node(
+                    parent, hashes[place], tokens, self._num_groups
+                )
+                parent.num_children += 1
+            elif node.parent is not parent or node.tokens != tokens:
+                break
+            for group, (table, first) in groups:
+                if place >= first and node.blocks[group] is None:
+                    block = node.blocks[group] = table[place - first]
+                    node.num_blocks += 1
+                    self._homes[block] = node
+                    adopted.append(block)
+            nodes.append(node)
+            parent = node
+        self._prune(parent)
+        return adopted
 
     def is_alive(self, node: Node) -> bool:
         """Whether the node can still be found."""
@@ -121,14 +137,10 @@ class PrefixCache:
 
     def evict(self, block: int) -> None:
         """Forgets what a block holds."""
-        node, group = self._homes.pop(block)
-        node.blocks[group] = None
+        node = self._homes.pop(block)
+        node.blocks[node.blocks.index(block)] = None
+        node.num_blocks -= 1
         self._prune(node)
-
-    def prune(self, nodes: Sequence[Node]) -> None:
-        """Forgets the last node where no block holds it and no node follows."""
-        if nodes:
-            self._prune(nodes[-1])
 
     def clear(self) -> None:
         self._roots.clear()
@@ -142,15 +154,15 @@ class PrefixCache:
             assert node.digest == digest
             assert node.parent is not None
             children[id(node.parent)] = children.get(id(node.parent), 0) + 1
-            for group, block in enumerate(node.blocks):
-                assert block is None or self._homes[block] == (node, group), "a hash points astray"
-        for block, (node, group) in self._homes.items():
-            assert node.blocks[group] == block, f"block {block} isn't at home"
+            for block in node.blocks:
+                assert block is None or self._homes[block] is node, "a hash points astray"
+            assert node.num_blocks == len(node.blocks) - node.blocks.count(None)
+        for block, node in self._homes.items():
+            assert block in node.blocks, f"block {block} isn't at home"
             assert self.is_alive(node), f"block {block} can't be found"
         for node in [*self._nodes.values(), *self._roots.values()]:
             assert node.num_children == children.get(id(node), 0), "children are miscounted"
-            kept = node.num_children or any(block is not None for block in node.blocks)
-            assert kept, "a node holds nothing and leads nowhere"
+            assert node.num_children or node.num_blocks, "a node holds nothing and leads nowhere"
 
     def _find_chain(
         self, hashes: Sequence[bytes], token_ids: "array[int]", count: int, salt: str
@@ -197,7 +209,7 @@ class PrefixCache:
         return self._hash(self._secret + b"salt:%d:" % len(extra) + extra)
 
     def _prune(self, node: Node) -> None:
-        while not node.num_children and all(block is None for block in node.blocks):
+        while not (node.num_children or node.num_blocks):
             parent = node.parent
             if parent is None:
                 if self._roots.get(node.tokens) is node:

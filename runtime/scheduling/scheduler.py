@@ -48,6 +48,7 @@ class Scheduler:
         self.num_refused = 0
         self.num_timed_out = 0
         self._sequences: dict[int, Sequence] = {}  # all that live
+        self._max_sequence_tokens = cache.layout.max_sequence_tokens
         self._num_arrivals = 0
         self._last_step_id = 0
         self._in_flight: SchedulerOutput | None = None
@@ -66,7 +67,7 @@ class Scheduler:
 
         Raises CapacityError: the queue is full; nothing has changed.
         """
-        assert sequence.num_tokens <= self.cache.layout.max_sequence_tokens, f"{sequence} too long"
+        assert sequence.num_tokens <= self._max_sequence_tokens, f"{sequence} is too long"
         family = [sequence, *sequence.forks]
         for each in family:
             assert each.sequence_id not in self._sequences, f"{each} is known already"
@@ -95,7 +96,8 @@ class Scheduler:
         sequence.finish(FinishReason.ABORT)
         if before is Status.HELD:
             assert sequence.fork_of is not None
-            sequence.fork_of.forks.remove(sequence)
+            source = sequence.fork_of
+            source.forks = tuple(each for each in source.forks if each is not sequence)
         elif before is Status.WAITING:
             self.waiting.remove(sequence)
         elif before is Status.RUNNING:
@@ -254,11 +256,11 @@ class Scheduler:
         for each in (sequence, *sequence.forks):
             del self._sequences[each.sequence_id]
             each.finish(FinishReason.ABORT)
-        sequence.forks = []
+        sequence.forks = ()
 
     def _release_forks(self, sequence: Sequence) -> None:
         """The prompt is there, or never will be: those that share it stop waiting for it."""
-        forks, sequence.forks = sequence.forks, []
+        forks, sequence.forks = sequence.forks, ()
         for fork in reversed(forks):
             fork.status = Status.WAITING
             self.waiting.add_front(fork)

@@ -82,7 +82,7 @@ class Sequence:
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
         self.fork_of: Sequence | None = None
-        self.forks: list[Sequence] = []
+        self.forks: tuple[Sequence, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -107,7 +107,7 @@ class Sequence:
         )
         other.fork_of = self
         other.status = Status.HELD
-        self.forks.append(other)
+        self.forks += (other,)
         return other
 
     def finish(self, reason: FinishReason) -> None:

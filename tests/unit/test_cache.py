@@ -46,7 +46,7 @@ def test_blocks_that_keep_a_prefix_are_evicted_last_in_the_order_of_release() ->
     pool, evicted = make_pool(4)
     blocks = pool.allocate(4)
     for block in (3, 1, 2):
-        pool.keep(block)
+        pool.keep([block])
     pool.release([2, 0, 1])
     pool.release([3], evict_first=True)
     assert (pool.num_free, pool.num_cached) == (4, 3)
@@ -60,7 +60,7 @@ def test_blocks_that_keep_a_prefix_are_evicted_last_in_the_order_of_release() ->
 def test_a_kept_block_that_is_shared_again_is_not_evicted() -> None:
     pool, evicted = make_pool(2)
     for block in pool.allocate(2):
-        pool.keep(block)
+        pool.keep([block])
     pool.release([0, 1])
     assert pool.num_idle([[0, 1]]) == 2
     pool.share([0])
@@ -83,7 +83,7 @@ def test_a_block_is_freed_by_all_of_its_holders_together() -> None:
 def test_a_pool_that_forgets_hands_out_without_evicting() -> None:
     pool, evicted = make_pool(2)
     for block in pool.allocate(2):
-        pool.keep(block)
+        pool.keep([block])
     pool.release([0, 1])
     pool.forget()
     assert (pool.num_free, pool.num_cached) == (2, 0)

@@ -274,12 +274,20 @@ def test_hashes_are_extended_not_made_again() -> None:
 
 def test_a_collision_is_neither_found_nor_overwrites() -> None:
     tree = make_tree(hash_fn=lambda data: b"same")
-    node, adopted = tree.add(None, b"same", array("i", [1, 2]).tobytes(), [0], "")
-    assert adopted == [0]
-    assert tree.add(None, b"same", array("i", [3, 4]).tobytes(), [1], "") is None
-    assert tree.add(node, b"same", array("i", [1, 2]).tobytes(), [1], "") is None
-    assert tree.add(None, b"same", array("i", [1, 2]).tobytes(), [1], "other salt") is None
+
+    def extend(tokens: Ids[int], *, salt: str = "") -> list[int]:
+        count = len(tokens) // 2
+        blocks = list(range(count))
+        return tree.extend(
+            [], [b"same"] * count, array("i", tokens), count, salt, tables=[blocks], firsts=[0]
+        )
+
+    assert extend([1, 2, 1, 2]) == [0]  # the second block's hash is taken by the first
+    assert extend([3, 4]) == []
+    assert extend([1, 2]) == []  # a copy
+    assert extend([1, 2], salt="other") == []
     tree.check_invariants()
     assert tree.find([b"same"], array("i", [3, 4]), 1, "") == []
-    assert tree.find([b"same"] * 2, array("i", [1, 2, 1, 2]), 2, "") == [node]
-    assert tree.find([b"same"], array("i", [1, 2]), 1, "other salt") == []
+    (node,) = tree.find([b"same"] * 2, array("i", [1, 2, 1, 2]), 2, "")
+    assert node.blocks == [0]
+    assert tree.find([b"same"], array("i", [1, 2]), 1, "other") == []

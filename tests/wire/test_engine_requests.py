@@ -1,9 +1,13 @@
 """Choices, queue limits and deadlines in the engine, step by step on a clock of the test's."""
 
+import gc
+import threading
 from collections import defaultdict
 
 import pytest
 
+from runtime import engine as engine_module
+from runtime.collector import calm_collector
 from runtime.engine import Connection, Engine
 from runtime.errors import CapacityError, DeadlineError, LockstepError
 from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
@@ -191,3 +195,33 @@ def test_tenants_take_turns() -> None:
     served.drain()
     order = [key[0] for key in served.ends]
     assert order.index(6) <= 2
+
+
+def test_an_idle_engine_checks_itself_and_says_so(monkeypatch) -> None:
+    monkeypatch.setattr(engine_module, "IDLE_CHECK_S", 0.01)
+    idle = threading.Event()
+    served = Served()
+    checks = []
+    served.scheduler.check_invariants = lambda: checks.append(1)
+    engine = Engine(
+        model=served.engine.model,
+        scheduler=served.scheduler,
+        executor=OracleExecutor(served.scheduler.cache.layout),
+        on_idle=idle.set,
+    )
+    engine.start()
+    assert idle.wait(30)
+    engine.stop()
+    assert checks
+
+
+def test_a_calm_collector_leaves_the_oldest_generation_alone() -> None:
+    before = gc.get_threshold()
+    try:
+        calm_collector()
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[:2] == before[:2]
+        assert gc.get_threshold()[2] > 1_000_000
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
