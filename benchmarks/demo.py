@@ -1,4 +1,4 @@
-"""`make demo`: serves the embedded model on two ranks and streams four prompts at once.
+"""`python -m benchmarks demo`: serves the embedded model and streams four prompts at once.
 
 Starts `lockstep serve` as a process of its own and talks to it as any gRPC client would, shows the
 texts as they grow, prints one line of figures, ends the server and looks for anything left of it.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import click
 import grpc
 import grpc.aio
 import psutil
@@ -224,8 +225,12 @@ def shortened(prompt: str) -> str:
     return f"{len(words)} words: ... {' '.join(words[-9:])}"
 
 
+@click.command("demo")
 def main() -> None:
-    """The command. Exits with 1 where something failed or was left over."""
+    """Serve the embedded model on two ranks and stream four prompts.
+
+    Exits with 1 where something failed or was left over.
+    """
     # The server knows its key from the environment, and so does whatever it starts.
     os.environ[API_KEY_VARIABLE] = secrets.token_urlsafe(24)
     # The default action would leave the server running.
@@ -238,7 +243,3 @@ def main() -> None:
         sys.exit(f"demo: {error}")
     except grpc.aio.AioRpcError as error:
         sys.exit(f"demo: {error.code().name}: {error.details()}")
-
-
-if __name__ == "__main__":
-    main()

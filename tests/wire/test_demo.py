@@ -1,11 +1,14 @@
 import secrets
+import signal
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
 from benchmarks import demo
+from benchmarks.__main__ import benchmarks
 from benchmarks.demo import API_KEY_VARIABLE, DemoError, Timing, figures, served_model
 from protos import common_pb2
 
@@ -63,6 +66,19 @@ def test_an_interrupted_demo_ends_its_server(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), served_model(command(), tmp_path):
         raise KeyboardInterrupt
     assert psutil.wait_procs(demo.orphans(), 5)[1] == []
+
+
+def test_the_command_says_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise DemoError("processes left over: 7 sleep")
+
+    monkeypatch.setattr(demo, "run", fail)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        result = CliRunner().invoke(benchmarks, ["demo"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.exit_code, result.output) == (1, "demo: processes left over: 7 sleep\n")
 
 
 def test_figures() -> None:

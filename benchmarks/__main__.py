@@ -1,0 +1,36 @@
+"""`python -m benchmarks`: one command, a sub-command for each thing shown or measured."""
+
+import click
+
+
+class Benchmarks(click.Group):
+    """Imports a sub-command when it is asked for: one needs gRPC, another must not load it."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return ["demo", "scheduler", "simulate"]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        match name:
+            case "demo":
+                from benchmarks.demo import main
+
+                return main
+            case "scheduler":
+                from benchmarks.scheduler.cli import scheduler
+
+                return scheduler
+            case "simulate":
+                from benchmarks.simulate.cli import simulate
+
+                return simulate
+            case _:
+                return None
+
+
+@click.command(cls=Benchmarks, context_settings={"max_content_width": 100})
+def benchmarks() -> None:
+    """Show and measure Lockstep."""
+
+
+if __name__ == "__main__":
+    benchmarks(prog_name="python -m benchmarks")

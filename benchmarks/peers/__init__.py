@@ -1,0 +1,1 @@
+"""Other engines on the same work. Their scripts run in their own environments."""

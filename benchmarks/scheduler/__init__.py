@@ -1,0 +1,1 @@
+"""What a step costs the driver's scheduling, without a model."""
