@@ -8,10 +8,10 @@ class BlockPool:
     """`num_blocks` blocks with reference counts, and the free ones in the order of their use.
 
     Free blocks that keep a prefix are handed out last, the one freed longest ago first; `evict` is
-    called with each of them before it is handed out.
+    called with those that are about to be handed out.
     """
 
-    def __init__(self, num_blocks: int, evict: Callable[[int], None]) -> None:
+    def __init__(self, num_blocks: int, evict: Callable[[list[int]], None]) -> None:
         self.num_blocks = num_blocks
         self._evict = evict
         self._empty = list(reversed(range(num_blocks)))
@@ -38,7 +38,7 @@ class BlockPool:
             blocks = empty[start:]
             del empty[start:]
         elif count <= self.num_free:
-            blocks = empty + [self._evict_first() for _ in range(-start)]
+            blocks = empty + self._evict_cached(-start)
             self._empty = []
         else:
             return None
@@ -116,11 +116,11 @@ class BlockPool:
         for block, count in enumerate(self._ref_counts):
             assert count == held[block], f"block {block}: {count} references, {held[block]} holders"
 
-    def _evict_first(self) -> int:
-        if self._cached_first:
-            block, _ = self._cached_first.popitem()
-        else:
-            block, _ = self._cached.popitem(last=False)
-        self._keeps.remove(block)
-        self._evict(block)
-        return block
+    def _evict_cached(self, count: int) -> list[int]:
+        """The next `count` of the free blocks that keep a prefix, which they lose."""
+        first, then = self._cached_first, self._cached
+        blocks = [first.popitem()[0] for _ in range(min(count, len(first)))]
+        blocks += [then.popitem(last=False)[0] for _ in range(count - len(blocks))]
+        self._keeps.difference_update(blocks)
+        self._evict(blocks)
+        return blocks

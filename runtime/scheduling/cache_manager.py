@@ -55,9 +55,9 @@ class CacheManager:
     ) -> None:
         """`root` is the prefix cache's secret."""
         self.layout = layout
-        self.pool = BlockPool(layout.num_blocks, self._evict)
         self.num_table_blocks = 0  # sum over all tables; a shared block counts in each
         self._prefixes = PrefixCache(layout, root=root, hash_fn=hash_fn)
+        self.pool = BlockPool(layout.num_blocks, self._prefixes.evict)
         self._caches_prefixes = prefix_cache
         self._held: dict[int, _Blocks] = {}
 
@@ -76,10 +76,6 @@ class CacheManager:
         """
         start = self._fork_start(sequence)
         return self._prefix_start(sequence) if start is None else start
-
-    def num_blocks_of(self, sequence: Sequence) -> int:
-        """Blocks that a sequence holds, shared ones too."""
-        return sum(map(len, self._held[sequence.sequence_id].tables))
 
     def num_free_after(
         self, sequence: Sequence, start: Start, *, without: Collection[Sequence] = ()
@@ -273,6 +269,3 @@ class CacheManager:
             held.nodes, hashes, sequence.token_ids, count, salt, held.tables, held.firsts
         )
         self.pool.keep(adopted)
-
-    def _evict(self, block: int) -> None:
-        self._prefixes.evict(block)

@@ -5,7 +5,7 @@ are found by a chained sha256 and then compared by content, so that no collision
 another one's keys and values.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Optional
 
@@ -135,12 +135,14 @@ class PrefixCache:
         """Whether the node can still be found."""
         return self._nodes.get(node.digest) is node
 
-    def evict(self, block: int) -> None:
-        """Forgets what a block holds."""
-        node = self._homes.pop(block)
-        node.blocks[node.blocks.index(block)] = None
-        node.num_blocks -= 1
-        self._prune(node)
+    def evict(self, blocks: Iterable[int]) -> None:
+        """Forgets what these blocks hold."""
+        for block in blocks:
+            node = self._homes.pop(block)
+            node.blocks[node.blocks.index(block)] = None
+            node.num_blocks -= 1
+            if not (node.num_blocks or node.num_children):
+                self._prune(node)
 
     def clear(self) -> None:
         self._roots.clear()

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 def make_pool(num_blocks: int) -> tuple[BlockPool, list[int]]:
     """A pool and what it has evicted."""
     evicted: list[int] = []
-    return BlockPool(num_blocks, evicted.append), evicted
+    return BlockPool(num_blocks, evicted.extend), evicted
 
 
 def test_a_pool_hands_out_free_blocks_until_there_are_too_few() -> None:
@@ -130,7 +130,7 @@ def test_tables_grow_by_whole_blocks_in_every_group() -> None:
     grown = cache.extend(sequence)
     assert [len(blocks) for blocks in grown.appended] == [1, 1]
     assert cache.capacity(sequence) == 12
-    assert cache.num_blocks_of(sequence) == cache.num_table_blocks == 6
+    assert cache.num_table_blocks == 6
     cache.check_invariants()
 
 
@@ -142,7 +142,7 @@ def test_growth_that_does_not_fit_changes_nothing() -> None:
     assert cache.extend(one) is None
     assert cache.admit(other, cache.find_start(other), spare=0) is None
     assert cache.pool.num_free == 2
-    assert cache.num_blocks_of(one) == 2
+    assert cache.num_table_blocks == 2
     cache.check_invariants()
 
 
