@@ -1,0 +1,1 @@
+"""The real scheduler and engine against simulated workers, in virtual time."""
