@@ -54,9 +54,8 @@ class RunningSet:
         """Makes room for what they feed in this step, preempting where it is missing."""
         size = self._cache.layout.block_size
         for sequence in self.steady.take_growing(step_id):
-            tokens = sequence.num_tokens
             if self._make_room(sequence):
-                self.steady.grow_at(sequence, step_id=step_id + size, num_tokens=tokens + size)
+                self.steady.grow_at(sequence, step_id + size)
         for sequence in self.behind.copy():
             self._make_room(sequence)
 
@@ -74,7 +73,7 @@ class RunningSet:
         if sequence in self.behind:
             self.behind.remove(sequence)
         else:
-            self.steady.has_left = True
+            self.steady.leave(sequence)
 
     def free(self, sequence: Sequence) -> None:
         """Gives back the blocks of a sequence that was stopped."""
@@ -112,6 +111,7 @@ class RunningSet:
         self._cache.clear()
 
     def check_invariants(self) -> None:
+        self.steady.check_invariants()
         assert all(each.status is Status.RUNNING for each in self.sequences.values())
         assert self._claims == sum(map(self.most_blocks, self.sequences.values()))
         both = [*self.steady.members, *self.behind]
