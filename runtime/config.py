@@ -117,6 +117,12 @@ class EngineConfig:
         self._check_prefills()
         self._check_queue()
 
+    @property
+    def max_chunk_tokens(self) -> int:
+        """Most tokens that one sequence is fed in a step."""
+        budget = self.max_num_batched_tokens
+        return min(budget, self.long_prefill_token_threshold or budget)
+
     def _check_prefills(self) -> None:
         most = self.max_num_partial_prefills
         require(
@@ -132,8 +138,8 @@ class EngineConfig:
 
     def _check_queue(self) -> None:
         require(
-            self.priority_ageing_s > 0,
-            f"priority_ageing_s={self.priority_ageing_s} must be more than 0",
+            0 < self.priority_ageing_s <= MAX_TIMEOUT_S,
+            f"priority_ageing_s={self.priority_ageing_s} must be in (0, {MAX_TIMEOUT_S}]",
         )
         for name in ("max_queued_requests", "max_queued_tokens"):
             value = getattr(self, name)

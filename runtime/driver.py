@@ -87,7 +87,7 @@ def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) 
             max_model_len=model.max_model_len,
             watermark=config.watermark,
             max_num_partial_prefills=config.max_num_partial_prefills,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            max_chunk_tokens=config.max_chunk_tokens,
             queue=QueueLimits(
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,
@@ -131,10 +131,7 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
         memory_bytes=config.kv_memory or int(DEFAULT_KV_SHARE * available),
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
-        max_chunk_tokens=min(
-            config.max_num_batched_tokens,
-            config.long_prefill_token_threshold or config.max_num_batched_tokens,
-        ),
+        max_chunk_tokens=config.max_chunk_tokens,
     )
 
 

@@ -10,6 +10,7 @@ MAX_INT32 = 2**31 - 1
 MAX_CHOICES = 128
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e5
+MIN_TOP_P = 1e-9  # the most probable token alone; far smaller ones would be 0 in float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +46,8 @@ class SamplingParams:
                 f"top_k={self.top_k} must be at least 0 (which keeps all tokens) "
                 f"and at most {MAX_INT32}"
             )
-        if not 0 < self.top_p <= 1:
-            raise InvalidRequestError(f"top_p={self.top_p} must be in (0, 1]")
+        if not MIN_TOP_P <= self.top_p <= 1:
+            raise InvalidRequestError(f"top_p={self.top_p} must be in [{MIN_TOP_P}, 1]")
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequestError(f"seed={self.seed} must be in [0, 2**64)")
         if not 1 <= self.n <= MAX_CHOICES:

@@ -54,18 +54,20 @@ def make_scheduler(
     queue: QueueLimits | None = None,
     **limits: Any,
 ) -> Scheduler:
-    threshold = limits.get("long_prefill_token_threshold") or max_num_batched_tokens
+    threshold = limits.pop("long_prefill_token_threshold", None) or max_num_batched_tokens
+    max_chunk_tokens = min(threshold, max_num_batched_tokens)
     layout = make_layout(
         num_blocks=num_blocks,
         block_size=block_size,
         windows=windows,
-        max_chunk_tokens=min(threshold, max_num_batched_tokens),
+        max_chunk_tokens=max_chunk_tokens,
     )
     return Scheduler(
         CacheManager(layout, prefix_cache=prefix_cache, root=b"test", hash_fn=hash_fn),
         policy=FcfsPolicy() if policy is None else policy,
         limits=SchedulerLimits(
             max_num_batched_tokens=max_num_batched_tokens,
+            max_chunk_tokens=max_chunk_tokens,
             max_num_seqs=max_num_seqs,
             max_model_len=min(max_model_len, layout.max_sequence_tokens),
             queue=queue or QueueLimits(),

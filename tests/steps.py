@@ -62,7 +62,7 @@ def num_used(scheduler: Scheduler) -> int:
 def num_cached(scheduler: Scheduler, prefix: Ids[int], *, salt: str = "") -> int:
     """Tokens that a request which begins with `prefix` would find."""
     probe = make_sequence(999, [*prefix, 0], cache_salt=salt)
-    return scheduler.cache.find_start(probe).num_tokens
+    return scheduler.cache.find_prefix(probe).num_tokens
 
 
 def squeeze(scheduler: Scheduler, num_evicted: int) -> None:

@@ -52,6 +52,7 @@ class Driver:
             policy=FcfsPolicy(),
             limits=SchedulerLimits(
                 max_num_batched_tokens=step_tokens,
+                max_chunk_tokens=step_tokens,
                 max_num_seqs=max_num_seqs,
                 max_model_len=MAX_MODEL_LEN,
                 watermark=WATERMARK,

@@ -83,10 +83,7 @@ class Deployment:
             memory_bytes=config.kv_memory or left_bytes,
             max_num_seqs=config.max_num_seqs,
             max_model_len=min(config.max_model_len or shape.max_model_len, shape.max_model_len),
-            max_chunk_tokens=min(
-                config.max_num_batched_tokens,
-                config.long_prefill_token_threshold or config.max_num_batched_tokens,
-            ),
+            max_chunk_tokens=config.max_chunk_tokens,
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from runtime.scheduling.cache_manager import CacheManager, Start
+from runtime.scheduling.cache_manager import CachedPrefix, CacheManager
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.running import RunningSet
@@ -46,15 +46,16 @@ class Admission:
         for head in self._waiting.first(1):
             running, behind = self._running.sequences.values(), self._running.behind
             victims = [each for each in running if self._policy.yields(each, head)]
+            if not victims:
+                return
+            prefix = self._cache.find_prefix(head)
+            if self._is_late(head, prefix, now, step_s) or not self._lacks(head, prefix):
+                return
+            if self._lacks(head, prefix, without=victims):
+                return
             # Last, and so first to go: those that take the token budget, then the worst.
             victims.sort(key=lambda each: (each in behind, self._policy.rank(each)))
-            start = self._cache.find_start(head)
-            missing = head.num_tokens - start.num_tokens
-            if self._is_late(head, missing, now, step_s):
-                return
-            if not victims or self._lacks(head, start, without=victims):
-                return
-            while victims and self._lacks(head, start, without=()):
+            while victims and self._lacks(head, prefix):
                 self._running.preempt(victims.pop())
 
     def admit_next(
@@ -66,18 +67,19 @@ class Admission:
         at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for ever.
         """
         overtaken: list[Sequence] = []
+        chunk = min(budget, self._limits.max_chunk_tokens)
         for sequence in self._waiting.first(LOOKAHEAD):
-            start = self._cache.find_start(sequence)
-            missing = sequence.num_tokens - start.num_tokens
-            if self._is_late(sequence, missing, now, step_s):
-                self._waiting.remove(sequence)
-                self._late.append(sequence)
-                continue
-            fits = may_be_partial or missing <= min(budget, self._limits.max_chunk_tokens)
-            if fits and self._start(sequence, start, now):
-                for each in overtaken:
-                    each.num_overtaken += 1
-                return sequence
+            if sequence.refused_at != self._cache.version:
+                prefix = self._cache.find_prefix(sequence)
+                if self._is_late(sequence, prefix, now, step_s):
+                    self._waiting.remove(sequence)
+                    self._late.append(sequence)
+                    continue
+                fits = may_be_partial or sequence.num_tokens - prefix.num_tokens <= chunk
+                if fits and self._start(sequence, prefix, now):
+                    for each in overtaken:
+                        each.num_overtaken += 1
+                    return sequence
             if sequence.num_overtaken >= MAX_OVERTAKEN:
                 return None
             overtaken.append(sequence)
@@ -88,26 +90,32 @@ class Admission:
         late, self._late = self._late, []
         return late
 
-    def _is_late(self, sequence: Sequence, missing: int, now: float, step_s: float) -> bool:
-        """Whether even the first token would come after the deadline."""
-        if sequence.deadline_s is None:
+    def _is_late(self, sequence: Sequence, prefix: CachedPrefix, now: float, step_s: float) -> bool:
+        """Whether even the first token would come after the deadline.
+
+        With nobody running no: `step_s` may be of long ago, and stays so while all are dropped.
+        """
+        if sequence.deadline_s is None or not self._running.sequences:
             return False
+        missing = sequence.num_tokens - prefix.num_tokens
         return now + -(-missing // self._limits.max_chunk_tokens) * step_s > sequence.deadline_s
 
-    def _start(self, sequence: Sequence, start: Start, now: float) -> bool:
+    def _start(self, sequence: Sequence, prefix: CachedPrefix, now: float) -> bool:
         """Admits a sequence; False if its blocks aren't free."""
-        admitted = self._cache.admit(sequence, start, spare=self._spare(sequence, start))
+        admitted = self._cache.admit(sequence, prefix, spare=self._spare(sequence, prefix))
         if admitted is None:
+            sequence.refused_at = self._cache.version
             return False
+        sequence.num_overtaken = 0
         is_newcomer = self._waiting.admit(sequence, now)
         self._running.start(sequence, admitted)
         if is_newcomer:
-            sequence.num_cached_tokens = start.num_tokens
-            self.num_cached_tokens += start.num_tokens
+            sequence.num_cached_tokens = prefix.num_tokens
+            self.num_cached_tokens += prefix.num_tokens
             self.num_prompt_tokens += sequence.num_prompt_tokens
         return True
 
-    def _spare(self, sequence: Sequence, start: Start) -> int:
+    def _spare(self, sequence: Sequence, prefix: CachedPrefix) -> int:
         """Blocks that stay free when a sequence is admitted, for the running ones to grow into.
 
         Enough for as long as its prompt takes, so that it isn't preempted half way; more each time
@@ -115,7 +123,7 @@ class Admission:
         """
         layout = self._cache.layout
         growing = len(self._running) * len(layout.groups)  # blocks, where all cross an edge
-        missing = sequence.num_tokens - start.num_tokens
+        missing = sequence.num_tokens - prefix.num_tokens
         steps = missing // self._limits.max_chunk_tokens
         spare = max(self._watermark_blocks, steps * growing // layout.block_size)
         if sequence.num_preemptions:
@@ -124,14 +132,16 @@ class Admission:
         own = self._running.most_blocks(sequence) - layout.max_blocks_for(sequence.num_tokens)
         return min(spare, self._running.growth + own)
 
-    def _lacks(self, sequence: Sequence, start: Start, *, without: Collection[Sequence]) -> bool:
+    def _lacks(
+        self, sequence: Sequence, prefix: CachedPrefix, *, without: Collection[Sequence] = ()
+    ) -> bool:
         """Whether slot, tokens or blocks are missing for one more, were some running ones away."""
         if len(self._running) - len(without) >= self._limits.max_num_seqs:
             return True
-        if self._lacks_tokens(sequence.num_tokens - start.num_tokens, without=without):
+        if self._lacks_tokens(sequence.num_tokens - prefix.num_tokens, without=without):
             return True
-        spare = self._spare(sequence, start) if len(self._running) > len(without) else 0
-        return self._cache.num_free_after(sequence, start, without=without) < spare
+        spare = self._spare(sequence, prefix) if len(self._running) > len(without) else 0
+        return self._cache.num_free_after(sequence, prefix, without=without) < spare
 
     def _lacks_tokens(self, missing: int, *, without: Collection[Sequence]) -> bool:
         """Whether a sequence that needs `missing` tokens would get none in this step."""

@@ -11,14 +11,14 @@ from runtime.scheduling.prefix_cache import Hash, Node, PrefixCache, sha256_dige
 from runtime.scheduling.sequence import Sequence
 
 
-class Admission(NamedTuple):
+class Admitted(NamedTuple):
     """How an admitted sequence starts."""
 
     change: TableChange
     copies: tuple[BlockCopy, ...]
 
 
-class Start(NamedTuple):
+class CachedPrefix(NamedTuple):
     """What of a sequence is in the cache already."""
 
     num_tokens: int
@@ -56,6 +56,8 @@ class CacheManager:
         """`root` is the prefix cache's secret."""
         self.layout = layout
         self.num_table_blocks = 0  # sum over all tables; a shared block counts in each
+        # Counts what may let in a sequence that didn't fit: blocks given back or made findable.
+        self.version = 0
         self._prefixes = PrefixCache(layout, root=root, hash_fn=hash_fn)
         self.pool = BlockPool(layout.num_blocks, self._prefixes.evict)
         self._caches_prefixes = prefix_cache
@@ -69,49 +71,49 @@ class CacheManager:
         )
         return reach * self.layout.block_size
 
-    def find_start(self, sequence: Sequence) -> Start:
+    def find_prefix(self, sequence: Sequence) -> CachedPrefix:
         """What the sequence it is a fork of, or the prefix cache, has of a sequence's tokens.
 
         Never the last one: that is computed always.
         """
-        start = self._fork_start(sequence)
-        return self._prefix_start(sequence) if start is None else start
+        prefix = self._shared_prefix(sequence)
+        return self._stored_prefix(sequence) if prefix is None else prefix
 
     def num_free_after(
-        self, sequence: Sequence, start: Start, *, without: Collection[Sequence] = ()
+        self, sequence: Sequence, prefix: CachedPrefix, *, without: Collection[Sequence] = ()
     ) -> int:
         """Free blocks if `without` gave theirs back and `sequence` was admitted; maybe below 0."""
         tables = [table for each in without for table in self._held[each.sequence_id].tables]
         return (
             self.pool.num_free
-            + self.pool.num_freed(tables, still_held=start.shared)
-            - self.pool.num_idle(start.shared)
-            - sum(self._missing(sequence, start))
+            + self.pool.num_freed(tables, still_held=prefix.shared)
+            - self.pool.num_idle(prefix.shared)
+            - sum(self._missing(sequence, prefix))
         )
 
-    def admit(self, sequence: Sequence, start: Start, *, spare: int) -> Admission | None:
+    def admit(self, sequence: Sequence, prefix: CachedPrefix, *, spare: int) -> Admitted | None:
         """Gives a sequence blocks for all its tokens, as far as its windows reach.
 
-        Shares those of `start`, which was found just now, and sets `num_computed_tokens`. None if
+        Shares those of `prefix`, which was found just now, and sets `num_computed_tokens`. None if
         it would leave fewer than `spare` blocks free: then nothing has changed.
         """
-        if self.num_free_after(sequence, start) < spare:
+        if self.num_free_after(sequence, prefix) < spare:
             return None
-        for table in start.shared:
+        for table in prefix.shared:
             self.pool.share(table)
-        new = self._allocate(self._missing(sequence, start))
+        new = self._allocate(self._missing(sequence, prefix))
         assert new is not None, "the room was counted"
-        tables = [shared + appended for shared, appended in zip(start.shared, new, strict=True)]
-        self._held[sequence.sequence_id] = _Blocks(start.firsts, tables, start.nodes)
+        tables = [shared + appended for shared, appended in zip(prefix.shared, new, strict=True)]
+        self._held[sequence.sequence_id] = _Blocks(prefix.firsts, tables, prefix.nodes)
         self.num_table_blocks += sum(map(len, tables))
-        sequence.num_computed_tokens = start.num_tokens
+        sequence.num_computed_tokens = prefix.num_tokens
         copies = tuple(
             BlockCopy(source, appended[0])
-            for source, appended in zip(start.copied, new, strict=True)
+            for source, appended in zip(prefix.copied, new, strict=True)
             if source is not None
         )
-        change = TableChange(sequence.sequence_id, tuple(start.firsts), tuple(map(list, tables)))
-        return Admission(change, copies)
+        change = TableChange(sequence.sequence_id, tuple(prefix.firsts), tuple(map(list, tables)))
+        return Admitted(change, copies)
 
     def extend(self, sequence: Sequence) -> TableChange | None:
         """Gives back what is behind the windows, then makes room for the known tokens.
@@ -150,11 +152,9 @@ class CacheManager:
         # tokens of an answer before the client has seen it.
         self._publish(sequence, sequence.num_computed_tokens)
         held = self._held.pop(sequence.sequence_id)
-        for table in held.tables:
-            # Tail first: a prefix is shared by more sequences than its tail, so the tail should be
-            # evicted first.
-            self.pool.release(reversed(table))
-            self.num_table_blocks -= len(table)
+        self.version += 1
+        self.num_table_blocks -= sum(map(len, held.tables))
+        self.pool.release(_tail_first(held))
 
     def clear(self) -> None:
         """Forgets all that the cache holds: the workers have lost it. No sequence holds blocks."""
@@ -173,19 +173,19 @@ class CacheManager:
                 for first, table in zip(held.firsts, held.tables, strict=True)
             ), "more is shareable than there is"
 
-    def _missing(self, sequence: Sequence, start: Start) -> list[int]:
+    def _missing(self, sequence: Sequence, prefix: CachedPrefix) -> list[int]:
         """By group: blocks that a sequence needs beside those it shares."""
         return [
             end - first - len(table)
             for end, first, table in zip(
-                self._ends(start.firsts, sequence.num_tokens),
-                start.firsts,
-                start.shared,
+                self._ends(prefix.firsts, sequence.num_tokens),
+                prefix.firsts,
+                prefix.shared,
                 strict=True,
             )
         ]
 
-    def _prefix_start(self, sequence: Sequence) -> Start:
+    def _stored_prefix(self, sequence: Sequence) -> CachedPrefix:
         nodes = self._find_nodes(sequence)
         count = len(nodes)
         num_tokens = count * self.layout.block_size
@@ -195,9 +195,9 @@ class CacheManager:
             [block for node in nodes[first:] if (block := node.blocks[group]) is not None]
             for group, first in enumerate(firsts)
         ]
-        return Start(num_tokens, nodes, firsts, shared, [None] * len(firsts))
+        return CachedPrefix(num_tokens, nodes, firsts, shared, [None] * len(firsts))
 
-    def _fork_start(self, sequence: Sequence) -> Start | None:
+    def _shared_prefix(self, sequence: Sequence) -> CachedPrefix | None:
         """All but the last token of the prompt, from the sequence that computed it; if it can."""
         source = sequence.fork_of
         if source is None or sequence.num_output_tokens:
@@ -218,7 +218,7 @@ class CacheManager:
             table[count - mine] if rest else None
             for table, mine in zip(held.tables, held.firsts, strict=True)
         ]
-        return Start(num_tokens, held.nodes[:count], firsts, parts, copied)
+        return CachedPrefix(num_tokens, held.nodes[:count], firsts, parts, copied)
 
     def _find_nodes(self, sequence: Sequence) -> list[Node]:
         if not self._caches_prefixes or not sequence.reads_prefix_cache:
@@ -251,6 +251,7 @@ class CacheManager:
             gone = first - held.firsts[group]
             if gone > 0:
                 table = held.tables[group]
+                self.version += 1
                 # Before all others: a later request needs the window at its own end.
                 self.pool.release(reversed(table[:gone]), evict_first=True)
                 del table[:gone]
@@ -269,3 +270,21 @@ class CacheManager:
             held.nodes, hashes, sequence.token_ids, count, salt, held.tables, held.firsts
         )
         self.pool.keep(adopted)
+        self.version += 1
+
+
+def _tail_first(held: _Blocks) -> list[int]:
+    """A prefix is shared by more sequences than its tail, so the tail should be evicted first.
+
+    Place by place: what is left of a table alone, without the other groups', is no prefix.
+    """
+    if len(held.tables) == 1:
+        return held.tables[0][::-1]
+    parts = list(zip(held.firsts, held.tables, strict=True))
+    end = max(first + len(table) for first, table in parts)
+    return [
+        table[place - first]
+        for place in range(end - 1, -1, -1)
+        for first, table in parts
+        if first <= place < first + len(table)
+    ]

@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import merge
+from itertools import count, islice
 from typing import Protocol
 
 from runtime.scheduling.sequence import Sequence
@@ -38,7 +39,7 @@ class Policy(Protocol):
         """A sequence is admitted."""
         ...
 
-    def refund(self, sequence: Sequence) -> None:
+    def settle(self, sequence: Sequence) -> None:
         """An admitted sequence has ended or is preempted."""
         ...
 
@@ -88,7 +89,7 @@ class FcfsPolicy:
     def charge(self, sequence: Sequence) -> None:
         pass
 
-    def refund(self, sequence: Sequence) -> None:
+    def settle(self, sequence: Sequence) -> None:
         pass
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
@@ -133,11 +134,11 @@ class PriorityPolicy:
     def charge(self, sequence: Sequence) -> None:
         pass
 
-    def refund(self, sequence: Sequence) -> None:
+    def settle(self, sequence: Sequence) -> None:
         pass
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
-        return (sequence.priority, sequence.arrival)
+        return (self._standing(sequence), sequence.arrival)
 
     def yields(self, running: Sequence, waiting: Sequence) -> bool:
         lower = running.priority > waiting.priority
@@ -148,45 +149,46 @@ class PriorityPolicy:
 
 
 class _Tenant:
-    """The waiting sequences of one tenant, and the tokens that it may still admit in its turn."""
+    """One tenant: its waiting sequences, and the tokens that it may still admit in its turn."""
 
-    __slots__ = ("deficit", "has_turn", "queue")
+    __slots__ = ("deficit", "has_turn", "num_running", "queue")
 
     def __init__(self) -> None:
         self.queue = _Queue()
+        self.num_running = 0
         self.deficit = 0
         self.has_turn = False
 
     @property
-    def head(self) -> Sequence:
-        return next(iter(self.queue.values()))
+    def head_cost(self) -> int:
+        return _cost(next(iter(self.queue.values())))
 
 
 class FairPolicy:
     """Tenants take turns, by tokens: deficit round robin (Shreedhar and Varghese, 1995).
 
-    A sequence costs its prompt and the most it may generate; what it didn't use is given back when
-    it ends. Within a tenant first come, first served.
+    What a sequence has to compute is charged at its admission, what it generated when it ends; so a
+    tenant may come into debt for what it has running. Within a tenant first come, first served.
     """
 
     preempts_for_admission = False
 
     def __init__(self, *, quantum: int = FAIR_QUANTUM) -> None:
         self._quantum = quantum
-        self._tenants: OrderedDict[str, _Tenant] = (
-            OrderedDict()
-        )  # who waits; whose turn it is first
+        self._tenants: dict[str, _Tenant] = {}  # that have something waiting or running
+        self._turns: OrderedDict[str, _Tenant] = OrderedDict()  # who waits; whose turn is first
+        self._charges: dict[int, tuple[int, int]] = {}  # by sequence: its tokens then, the charge
         self._num_waiting = 0
 
     def __len__(self) -> int:
         return self._num_waiting
 
     def push(self, sequence: Sequence) -> None:
-        self._tenants.setdefault(sequence.tenant, _Tenant()).queue.push(sequence)
+        self._tenant_of(sequence).queue.push(sequence)
         self._num_waiting += 1
 
     def push_front(self, sequence: Sequence) -> None:
-        self._tenants.setdefault(sequence.tenant, _Tenant()).queue.push_front(sequence)
+        self._tenant_of(sequence).queue.push_front(sequence)
         self._num_waiting += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -194,23 +196,34 @@ class FairPolicy:
         del tenant.queue[sequence.sequence_id]
         self._num_waiting -= 1
         if not tenant.queue:
+            del self._turns[sequence.tenant]
             # Nobody saves up turns while nothing waits.
-            del self._tenants[sequence.tenant]
+            tenant.deficit = min(tenant.deficit, 0)
+            tenant.has_turn = False
+            self._forget_if_gone(sequence.tenant, tenant)
 
     def order(self) -> Iterator[Sequence]:
-        """The head of the tenant whose turn it is, then those of the tenants after it."""
-        if self._tenants:
+        """The heads of the tenants, from the one whose turn it is on; then who is second there."""
+        if self._turns:
             self._find_turn()
-        return (tenant.head for tenant in self._tenants.values())
+        return self._by_place()
 
     def charge(self, sequence: Sequence) -> None:
-        self._give(sequence.tenant, -_cost(sequence))
+        tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
+        tenant.num_running += 1
+        tokens = sequence.num_tokens - sequence.num_computed_tokens
+        tenant.deficit -= tokens
+        self._charges[sequence.sequence_id] = (sequence.num_tokens, tokens)
 
-    def refund(self, sequence: Sequence) -> None:
-        unused = _cost(sequence)
-        if sequence.finish_reason is not None:
-            unused = sequence.max_num_tokens - sequence.num_tokens + sequence.num_cached_tokens
-        self._give(sequence.tenant, unused)
+    def settle(self, sequence: Sequence) -> None:
+        num_tokens, charged = self._charges.pop(sequence.sequence_id)
+        tenant = self._tenants[sequence.tenant]
+        tenant.num_running -= 1
+        if sequence.finish_reason is None:
+            tenant.deficit += charged  # preempted: it will compute all that again
+        else:
+            tenant.deficit -= sequence.num_tokens - num_tokens
+        self._forget_if_gone(sequence.tenant, tenant)
 
     def rank(self, sequence: Sequence) -> tuple[float, ...]:
         return (sequence.arrival,)
@@ -218,37 +231,51 @@ class FairPolicy:
     def yields(self, running: Sequence, waiting: Sequence) -> bool:
         return False
 
-    def _give(self, name: str, tokens: int) -> None:
-        tenant = self._tenants.get(name)
-        if tenant is not None:
-            tenant.deficit += tokens
+    def _tenant_of(self, sequence: Sequence) -> _Tenant:
+        """The tenant of a sequence that begins to wait."""
+        tenant = self._tenants.setdefault(sequence.tenant, _Tenant())
+        self._turns.setdefault(sequence.tenant, tenant)
+        return tenant
+
+    def _forget_if_gone(self, name: str, tenant: _Tenant) -> None:
+        if not (tenant.queue or tenant.num_running):
+            del self._tenants[name]
+
+    def _by_place(self) -> Iterator[Sequence]:
+        for place in count():
+            found = False
+            for tenant in self._turns.values():
+                for sequence in islice(tenant.queue.values(), place, place + 1):
+                    found = True
+                    yield sequence
+            if not found:
+                return
 
     def _find_turn(self) -> None:
         """Passes the turn on until it is with a tenant that can pay for its head."""
         num_passed = 0
         while True:
-            name, tenant = next(iter(self._tenants.items()))
+            name, tenant = next(iter(self._turns.items()))
             if not tenant.has_turn:
                 tenant.has_turn = True
                 tenant.deficit += self._quantum
-            if tenant.deficit >= _cost(tenant.head):
+            if tenant.deficit >= tenant.head_cost:
                 return
             tenant.has_turn = False
-            self._tenants.move_to_end(name)
+            self._turns.move_to_end(name)
             num_passed += 1
-            if num_passed % len(self._tenants) == 0:
+            if num_passed % len(self._turns) == 0:
                 self._skip_rounds()
 
     def _skip_rounds(self) -> None:
         """Gives everybody at once the rounds in which nobody could pay."""
-        missing = min(_cost(each.head) - each.deficit for each in self._tenants.values())
+        missing = min(each.head_cost - each.deficit for each in self._turns.values())
         rounds = -(-missing // self._quantum) - 1
-        for tenant in self._tenants.values():
+        for tenant in self._turns.values():
             tenant.deficit += max(0, rounds) * self._quantum
 
 
 def _cost(sequence: Sequence) -> int:
-    """Tokens of the prompt and the most that may follow; forks share their source's prompt."""
-    if sequence.fork_of is None:
-        return sequence.max_num_tokens
-    return sequence.max_num_tokens - sequence.num_prompt_tokens
+    """Tokens to compute at most; a fork shares all but the last of its source's prompt."""
+    is_fresh_fork = sequence.fork_of is not None and not sequence.num_output_tokens
+    return 1 if is_fresh_fork else sequence.num_tokens

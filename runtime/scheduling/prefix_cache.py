@@ -47,6 +47,7 @@ class PrefixCache:
         self._layout = layout
         self._block_size = layout.block_size
         self._num_groups = len(layout.groups)
+        self._full_groups = [index for index, group in enumerate(layout.groups) if not group.window]
         self._secret = root
         self._hash = hash_fn
         self._roots: dict[bytes, Node] = {}  # by cache salt
@@ -80,10 +81,7 @@ class PrefixCache:
         That is all its blocks of full attention, and of the others what the next token sees.
         """
         nodes = self._find_chain(hashes, token_ids, count, salt)
-        length = len(nodes)
-        while (shorter := self._reachable(nodes, length)) < length:
-            length = shorter
-        return nodes[:length]
+        return nodes[: self._reachable(nodes)]
 
     def extend(
         self,
@@ -179,6 +177,8 @@ class PrefixCache:
             node = self._nodes.get(hashes[index])
             if node is None or node.parent is not parent:
                 break
+            if any(node.blocks[group] is None for group in self._full_groups):
+                break
             data = data or token_ids[: count * self._block_size].tobytes()
             if node.tokens != data[index * step : (index + 1) * step]:
                 break
@@ -186,16 +186,28 @@ class PrefixCache:
             parent = node
         return found
 
-    def _reachable(self, nodes: Sequence[Node], length: int) -> int:
-        """`length`, or the place of a block that a prefix of so many blocks lacks."""
-        firsts = self._layout.first_blocks(length * self._block_size)
-        for index, (group, first) in enumerate(zip(self._layout.groups, firsts, strict=True)):
-            # The last missing one for a window; for full attention the first decides.
-            places = range(length - 1, first - 1, -1) if group.window else range(length)
-            for place in places:
-                if nodes[place].blocks[index] is None:
-                    return place
+    def _reachable(self, nodes: Sequence[Node]) -> int:
+        """The most of these that a sequence can begin with: its windows must be there."""
+        length = len(nodes)
+        while length:
+            place = self._last_missing(nodes, length)
+            if place is None:
+                break
+            length = place
         return length
+
+    def _last_missing(self, nodes: Sequence[Node], length: int) -> int | None:
+        """Place of a block that a prefix of so many blocks lacks, and any longer than it."""
+        firsts = self._layout.first_blocks(length * self._block_size)
+        for index, group in enumerate(self._layout.groups):
+            if not group.window:
+                continue
+            for place in range(length - 1, firsts[index] - 1, -1):
+                if nodes[place].blocks[index] is None:
+                    while place and nodes[place - 1].blocks[index] is None:
+                        place -= 1
+                    return place
+        return None
 
     def _root(self, salt: str) -> Node:
         name = salt.encode()

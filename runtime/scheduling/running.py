@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from runtime.scheduling.cache_manager import Admission, CacheManager
+from runtime.scheduling.cache_manager import Admitted, CacheManager
 from runtime.scheduling.output import BlockCopy, TableChange
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.sequence import Sequence, Status
@@ -39,7 +39,7 @@ class RunningSet:
         """Blocks that a sequence holds at most; its last token is never fed."""
         return self._cache.layout.max_blocks_for(sequence.max_num_tokens - 1)
 
-    def start(self, sequence: Sequence, admission: Admission) -> None:
+    def start(self, sequence: Sequence, admitted: Admitted) -> None:
         """A sequence has got its blocks."""
         sequence.status = Status.RUNNING
         self._policy.charge(sequence)
@@ -47,8 +47,8 @@ class RunningSet:
         self.behind.append(sequence)
         self._claims += self.most_blocks(sequence)
         self._added.append(sequence)
-        self._changed.append(admission.change)
-        self._copies.extend(admission.copies)
+        self._changed.append(admitted.change)
+        self._copies.extend(admitted.copies)
 
     def grow(self, step_id: int) -> None:
         """Makes room for what they feed in this step, preempting where it is missing."""
@@ -69,7 +69,7 @@ class RunningSet:
         """A sequence, whose status says so, runs no more. It keeps its blocks until `free`."""
         del self.sequences[sequence.sequence_id]
         self._claims -= self.most_blocks(sequence)
-        self._policy.refund(sequence)
+        self._policy.settle(sequence)
         if sequence in self.behind:
             self.behind.remove(sequence)
         else:
@@ -93,7 +93,7 @@ class RunningSet:
         if joining:
             ids = {each.sequence_id for each in joining}
             self.behind = [each for each in self.behind if each.sequence_id not in ids]
-        self.steady.refresh(joining)
+        self.steady.add(joining)
 
     def take_changes(
         self,
@@ -107,7 +107,6 @@ class RunningSet:
         """The workers have lost the cache: all wait again, in their order."""
         for sequence in sorted(self.sequences.values(), key=self._policy.rank, reverse=True):
             self._send_back(sequence)
-        self.steady.clear()
         self._cache.clear()
 
     def check_invariants(self) -> None:

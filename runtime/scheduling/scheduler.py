@@ -46,7 +46,6 @@ class Scheduler:
         self.running = RunningSet(cache, policy, self.waiting)
         self.admission = Admission(cache, policy, limits, self.waiting, self.running)
         self.num_refused = 0
-        self.num_timed_out = 0
         self._sequences: dict[int, Sequence] = {}  # all that live
         self._max_sequence_tokens = cache.layout.max_sequence_tokens
         self._num_arrivals = 0
@@ -65,7 +64,7 @@ class Scheduler:
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
         """Queues a sequence and its forks, whose ids are new and which the pool can hold alone.
 
-        Raises CapacityError: the queue is full; nothing has changed.
+        Raises CapacityError: the queue is full; the sequence isn't queued.
         """
         assert sequence.num_tokens <= self._max_sequence_tokens, f"{sequence} is too long"
         family = [sequence, *sequence.forks]
@@ -81,6 +80,7 @@ class Scheduler:
             self.waiting.add(sequence, num_free_slots=num_free_slots)
         except CapacityError:
             self.num_refused += 1
+            sequence.forks = ()  # a cycle, which nobody collects while requests wait
             raise
         self._sequences.update((each.sequence_id, each) for each in family)
 
@@ -102,7 +102,6 @@ class Scheduler:
             self.waiting.remove(sequence)
         elif before is Status.RUNNING:
             self.running.stop(sequence)
-            self.running.steady.refresh()
             if self._in_flight is None:
                 self.running.free(sequence)
             else:
@@ -123,11 +122,11 @@ class Scheduler:
         step_s = min(self._step_seconds, default=0.0)
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
-        running.steady.refresh()
         budget = self.limits.max_num_batched_tokens - len(running.steady.members)
         scheduled = self._feed_behind(budget)
         if admits:
             self._admit(scheduled, budget, now=now, step_s=step_s)
+        self.waiting.settle()
         if not (scheduled or running.steady.members):
             return None
         self._last_step_id = step_id
@@ -186,9 +185,11 @@ class Scheduler:
     def restart(self) -> None:
         """Forgets the step in flight and the whole cache: all running sequences wait again.
 
-        For the start of an epoch, in which the workers hold nothing. Keeps the order.
+        For the start of an epoch, in which the workers hold nothing and count steps from 1. Keeps
+        the order.
         """
         self._in_flight = None
+        self._last_step_id = 0
         self._free_aborted()
         self.running.clear()
 
@@ -240,7 +241,7 @@ class Scheduler:
             budget -= self._feed(sequence, budget, scheduled)
             num_partial += not scheduled[-1].samples
         for late in self.admission.take_late():
-            message = "the call's deadline passes before the first token can be there"
+            message = "the call's deadline passes before the next token can be there"
             self._drop(late, DeadlineError(message))
 
     def _feed(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
@@ -251,7 +252,6 @@ class Scheduler:
 
     def _drop(self, sequence: Sequence, error: LockstepError) -> None:
         """A sequence that has left the queue ends, and with it the forks that wait for it."""
-        self.num_timed_out += 1
         self._dropped.append((sequence, error))
         for each in (sequence, *sequence.forks):
             del self._sequences[each.sequence_id]
@@ -262,7 +262,7 @@ class Scheduler:
         """The prompt is there, or never will be: those that share it stop waiting for it."""
         forks, sequence.forks = sequence.forks, ()
         for fork in reversed(forks):
-            fork.status = Status.WAITING
+            fork.release(self.cache.layout.block_size)
             self.waiting.add_front(fork)
 
     def _free_aborted(self) -> None:

@@ -38,6 +38,7 @@ class Sequence:
         "params",
         "priority",
         "reads_prefix_cache",
+        "refused_at",
         "seed",
         "sequence_id",
         "status",
@@ -79,6 +80,7 @@ class Sequence:
         self.arrival_s = 0.0
         self.max_num_tokens = 0  # ends with LENGTH at so many
         self.num_overtaken = 0
+        self.refused_at = -1  # the cache's version when its blocks were not free
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
         self.fork_of: Sequence | None = None
@@ -93,10 +95,13 @@ class Sequence:
         return len(self.token_ids) - self.num_prompt_tokens
 
     def fork(self, sequence_id: int, *, seed: int) -> "Sequence":
-        """Another choice for the same prompt, which will share its blocks."""
+        """Another choice for the same prompt, which will share its blocks.
+
+        It has no tokens of its own before it is released.
+        """
         other = Sequence(
             sequence_id,
-            self.token_ids[: self.num_prompt_tokens],
+            (),
             params=self.params,
             seed=seed,
             cache_salt=self.cache_salt,
@@ -105,10 +110,19 @@ class Sequence:
             deadline_s=self.deadline_s,
             reads_prefix_cache=self.reads_prefix_cache,
         )
+        other.num_prompt_tokens = self.num_prompt_tokens
         other.fork_of = self
         other.status = Status.HELD
         self.forks += (other,)
         return other
+
+    def release(self, block_size: int) -> None:
+        """A held fork may be admitted: it takes the prompt, and the hashes of its blocks."""
+        source = self.fork_of
+        assert source is not None
+        self.token_ids = source.token_ids[: self.num_prompt_tokens]
+        self.block_hashes = source.block_hashes[: self.num_prompt_tokens // block_size]
+        self.status = Status.WAITING
 
     def finish(self, reason: FinishReason) -> None:
         self.status = Status.FINISHED

@@ -1,44 +1,51 @@
 """The running sequences that have caught up with their tokens, and when they need something."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
-from runtime.scheduling.sequence import Sequence, Status
+from runtime.scheduling.sequence import Sequence
 
 
 class SteadySet:
     """Its members feed one token in every step, so the steps that matter are known ahead."""
 
     def __init__(self) -> None:
-        self.members: tuple[Sequence, ...] = ()
-        self.ids: list[int] = []  # of the members
-        self._has_left = False  # somebody has, since the last `refresh`
+        self._members: tuple[Sequence, ...] = ()
+        self._ids: list[int] = []
+        self._left: set[int] = set()  # who has, since the members were looked at
         self._growing = _Timetable()
         self._ending = _Timetable()
+
+    @property
+    def members(self) -> tuple[Sequence, ...]:
+        """The same object as long as nobody joins or leaves."""
+        self._forget_left()
+        return self._members
+
+    @property
+    def ids(self) -> list[int]:
+        """Of the members, in their order."""
+        self._forget_left()
+        return self._ids
 
     def join(self, sequence: Sequence, *, step_id: int, capacity: int) -> None:
         """A sequence will feed its last token in step `step_id`; its tables reach `capacity`.
 
-        It becomes a member at the next `refresh`.
+        It becomes a member with `add`.
         """
         tokens = sequence.num_tokens
         self._growing.put(sequence, step_id + capacity + 1 - tokens)
         self._ending.put(sequence, step_id + sequence.max_num_tokens - 1 - tokens)
 
     def leave(self, sequence: Sequence) -> None:
-        """A sequence isn't steady any more; it stops being a member at the next `refresh`."""
+        """A sequence isn't steady any more."""
         self._growing.remove(sequence)
         self._ending.remove(sequence)
-        self._has_left = True
+        self._left.add(sequence.sequence_id)
 
-    def refresh(self, joining: Collection[Sequence] = ()) -> None:
-        """Those that joined are members, and those that don't run are not."""
-        if not (joining or self._has_left):
-            return
-        self._has_left = False
-        self.members = tuple(
-            each for each in (*self.members, *joining) if each.status is Status.RUNNING
-        )
-        self.ids = [each.sequence_id for each in self.members]
+    def add(self, joining: Collection[Sequence]) -> None:
+        """Those that joined are members."""
+        if joining:
+            self._set([*self.members, *joining])
 
     def grow_at(self, sequence: Sequence, step_id: int) -> None:
         """A member needs a block in `step_id`."""
@@ -52,14 +59,19 @@ class SteadySet:
         """Members whose token of this step is the last that they may have."""
         return self._ending.take(step_id)
 
-    def clear(self) -> None:
-        """Everybody has left."""
-        self.members, self.ids, self._has_left = (), [], False
-
     def check_invariants(self) -> None:
         ids = sorted(self.ids)
         assert ids == sorted(each.sequence_id for each in self.members)
         assert self._growing.ids() == ids == self._ending.ids(), "the timetables know others"
+
+    def _forget_left(self) -> None:
+        if self._left:
+            self._set(each for each in self._members if each.sequence_id not in self._left)
+            self._left = set()
+
+    def _set(self, members: Iterable[Sequence]) -> None:
+        self._members = tuple(members)
+        self._ids = [each.sequence_id for each in self._members]
 
 
 class _Timetable:

@@ -25,7 +25,8 @@ class WaitingRoom:
         self._policy = policy
         self._limits = limits
         self._members: dict[int, Sequence] = {}
-        self._newcomers: set[int] = set()
+        self._newcomers: dict[int, Sequence] = {}  # in order of arrival
+        self._is_backed_up = False  # the last step has left newcomers waiting
         self._num_newcomer_tokens = 0
         self._times: list[tuple[float, int]] = []  # heap: when to look at which sequence
         self._mean_wait_s = 0.0
@@ -48,7 +49,7 @@ class WaitingRoom:
         self._check_limits(sequence, num_free_slots)
         self._policy.push(sequence)
         self._members[sequence.sequence_id] = sequence
-        self._newcomers.add(sequence.sequence_id)
+        self._newcomers[sequence.sequence_id] = sequence
         self._num_newcomer_tokens += sequence.num_prompt_tokens
         times = [sequence.deadline_s]
         if self._limits.queue_timeout_s is not None:
@@ -68,8 +69,7 @@ class WaitingRoom:
         """A sequence waits no longer."""
         self._policy.remove(sequence)
         del self._members[sequence.sequence_id]
-        if sequence.sequence_id in self._newcomers:
-            self._newcomers.remove(sequence.sequence_id)
+        if self._newcomers.pop(sequence.sequence_id, None) is not None:
             self._num_newcomer_tokens -= sequence.num_prompt_tokens
 
     def admit(self, sequence: Sequence, now: float) -> bool:
@@ -80,6 +80,10 @@ class WaitingRoom:
             self._mean_wait_s += WAIT_WEIGHT * (waited_s - self._mean_wait_s)
         self.remove(sequence)
         return is_newcomer
+
+    def settle(self) -> None:
+        """A step is decided: the newcomers that still wait had no room in it."""
+        self._is_backed_up = bool(self._newcomers)
 
     def expire(self, now: float) -> list[Dropped]:
         """Removes and returns those that waited too long, each with what to tell its client."""
@@ -98,28 +102,35 @@ class WaitingRoom:
 
     def check_invariants(self) -> None:
         assert len(self._policy) == len(self._members), "the policy keeps other sequences"
-        assert self._newcomers <= self._members.keys()
+        assert self._newcomers.keys() <= self._members.keys()
         assert self._num_newcomer_tokens == sum(
-            self._members[each].num_prompt_tokens for each in self._newcomers
+            each.num_prompt_tokens for each in self._newcomers.values()
         )
 
     def _check_limits(self, sequence: Sequence, num_free_slots: int) -> None:
         num_queued = len(self._newcomers)
-        if num_queued < num_free_slots:
+        # Slots are no room where blocks or tokens are missing.
+        num_admissible = 0 if self._is_backed_up else num_free_slots
+        if num_queued < num_admissible:
             return
+        now = sequence.arrival_s
         most = self._limits.max_queued_requests
-        if most is not None and num_queued - num_free_slots >= most:
-            raise self._full(f"{num_queued} requests wait: max_queued_requests={most}")
+        if most is not None and num_queued - num_admissible >= most:
+            raise self._full(f"{num_queued} requests wait: max_queued_requests={most}", now)
         most = self._limits.max_queued_tokens
         tokens = self._num_newcomer_tokens + sequence.num_prompt_tokens
         if most is not None and num_queued and tokens > most:
             raise self._full(
                 f"with this prompt of {sequence.num_prompt_tokens} tokens, {tokens} tokens would "
-                f"wait: max_queued_tokens={most}"
+                f"wait: max_queued_tokens={most}",
+                now,
             )
 
-    def _full(self, message: str) -> CapacityError:
-        retry_after_s = min(MAX_RETRY_S, max(MIN_RETRY_S, self._mean_wait_s))
+    def _full(self, message: str, now: float) -> CapacityError:
+        """With a hint: what newcomers have waited lately, or the first of them waits now."""
+        waits = [now - first.arrival_s for first in islice(self._newcomers.values(), 1)]
+        waited_s = max(self._mean_wait_s, *waits, MIN_RETRY_S)
+        retry_after_s = min(MAX_RETRY_S, waited_s)
         return CapacityError(
             f"the queue is full, {message}; try again in {retry_after_s:.1f} s",
             retry_after_s=retry_after_s,
@@ -131,8 +142,9 @@ class WaitingRoom:
         timeout_s = self._limits.queue_timeout_s
         is_newcomer = sequence.sequence_id in self._newcomers
         if timeout_s is not None and is_newcomer and sequence.arrival_s + timeout_s <= now:
-            error = self._full(f"the request waited {timeout_s:g} s: queue_timeout_s={timeout_s:g}")
-            return error
+            return self._full(
+                f"the request waited {timeout_s:g} s: queue_timeout_s={timeout_s:g}", now
+            )
         return None
 
     def _shrink(self) -> None:

@@ -85,7 +85,10 @@ class Served:
             CacheManager(layout, root=b"test"),
             policy=FcfsPolicy(),
             limits=SchedulerLimits(
-                max_num_batched_tokens=budget, max_num_seqs=8, max_model_len=256
+                max_num_batched_tokens=budget,
+                max_chunk_tokens=budget,
+                max_num_seqs=8,
+                max_model_len=256,
             ),
             eos_token_ids=(),
         )

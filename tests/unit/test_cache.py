@@ -120,7 +120,7 @@ def test_invariants_see_what_is_wrong(
 def test_tables_grow_by_whole_blocks_in_every_group() -> None:
     cache = CacheManager(make_layout(num_blocks=8, block_size=4, windows=(0, 0)))
     sequence = make_sequence(1, range(5))
-    change, copies = cache.admit(sequence, cache.find_start(sequence), spare=0)
+    change, copies = cache.admit(sequence, cache.find_prefix(sequence), spare=0)
     assert copies == ()
     assert [len(blocks) for blocks in change.appended] == [2, 2]
     for _ in range(3):
@@ -137,10 +137,10 @@ def test_tables_grow_by_whole_blocks_in_every_group() -> None:
 def test_growth_that_does_not_fit_changes_nothing() -> None:
     cache = CacheManager(make_layout(num_blocks=4, block_size=4, windows=(0, 0)))
     one, other = make_sequence(1, range(4)), make_sequence(2, range(100, 105))
-    cache.admit(one, cache.find_start(one), spare=0)
+    cache.admit(one, cache.find_prefix(one), spare=0)
     one.token_ids.extend(range(8))
     assert cache.extend(one) is None
-    assert cache.admit(other, cache.find_start(other), spare=0) is None
+    assert cache.admit(other, cache.find_prefix(other), spare=0) is None
     assert cache.pool.num_free == 2
     assert cache.num_table_blocks == 2
     cache.check_invariants()
@@ -149,8 +149,8 @@ def test_growth_that_does_not_fit_changes_nothing() -> None:
 def test_admission_leaves_the_spare_blocks_free() -> None:
     cache = CacheManager(make_layout(num_blocks=4, block_size=4))
     sequence = make_sequence(1, range(8))
-    assert cache.admit(sequence, cache.find_start(sequence), spare=3) is None
-    assert cache.admit(sequence, cache.find_start(sequence), spare=2) is not None
+    assert cache.admit(sequence, cache.find_prefix(sequence), spare=3) is None
+    assert cache.admit(sequence, cache.find_prefix(sequence), spare=2) is not None
 
 
 def layout_of(layers: list[LayerCacheSpec], *, memory_bytes: int = 1 << 20) -> CacheLayout:

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from runtime.scheduling import policy as policy_module
 from runtime.scheduling.policy import FairPolicy, Policy
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Status
@@ -99,13 +100,14 @@ def test_each_of_many_tenants_is_served_once_a_round() -> None:
 
 def test_a_request_far_larger_than_a_turn_is_served() -> None:
     scheduler = make_fair(FairPolicy(quantum=1))
-    scheduler.add(make_sequence(1, [1] * 30, max_tokens=10_000, tenant="large"))
-    scheduler.add(make_sequence(2, [1] * 30, max_tokens=5_000, tenant="other"))
+    scheduler.add(make_sequence(1, [1] * 30, tenant="large"))
+    scheduler.add(make_sequence(2, [1] * 20, tenant="other"))
     assert ids(step(scheduler).added) == [2, 1]
 
 
 @pytest.mark.timeout(5)
-def test_turns_that_nobody_can_pay_for_are_not_taken_one_by_one() -> None:
+def test_turns_that_nobody_can_pay_for_are_not_taken_one_by_one(monkeypatch) -> None:
+    monkeypatch.setattr(policy_module, "_cost", lambda sequence: sequence.max_num_tokens)
     policy = FairPolicy(quantum=1)
     for sequence_id, cost in ((1, 10**9 + 5), (2, 10**9)):
         sequence = make_sequence(sequence_id, [1], tenant=str(sequence_id))
@@ -128,3 +130,39 @@ def test_fair_keeps_the_order_within_a_tenant_and_returns_the_preempted_first() 
         policy.remove(first)
         policy.charge(first)
     assert served == sequences
+
+
+@pytest.mark.parametrize("max_tokens", [16, 1000, 100_000])
+def test_a_newcomer_waits_for_no_credit_of_one_that_was_alone(max_tokens: int) -> None:
+    policy = FairPolicy(quantum=8)
+    scheduler = make_scheduler(policy=policy, max_num_seqs=2, num_blocks=256)
+    for sequence_id in range(200):
+        scheduler.add(make_sequence(sequence_id, [1] * 4, max_tokens=max_tokens, tenant="a"))
+    for _ in range(40):
+        step(scheduler, token=EOS)  # answers are far shorter than they might be
+    scheduler.add(make_sequence(999, [1] * 4, max_tokens=max_tokens, tenant="b"))
+    added = [each for _ in range(4) for each in ids(step(scheduler, token=EOS).added)]
+    assert 999 in added
+
+
+def test_aborted_requests_leave_no_credit() -> None:
+    policy = FairPolicy(quantum=8)
+    scheduler = make_scheduler(policy=policy, max_num_seqs=1, num_blocks=64)
+    for sequence_id in range(5):
+        scheduler.add(make_sequence(sequence_id, [1] * 4, max_tokens=100_000, tenant="x"))
+        step(scheduler)
+        scheduler.abort(sequence_id)
+    for sequence_id in range(10, 40):
+        scheduler.add(make_sequence(sequence_id, [1] * 4, max_tokens=1, tenant="x"))
+    scheduler.add(make_sequence(99, [1] * 4, max_tokens=1, tenant="b"))
+    added = [each for _ in range(6) for each in ids(step(scheduler).added)]
+    assert 99 in added
+
+
+def test_one_tenant_alone_is_not_held_up_by_its_head() -> None:
+    scheduler = make_scheduler(policy=FairPolicy(), num_blocks=20, max_num_batched_tokens=64)
+    scheduler.add(make_sequence(0, [9] * 5, max_tokens=40))
+    step(scheduler)
+    scheduler.add(make_sequence(1, [1] * 76, max_tokens=4))
+    scheduler.add(make_sequence(2, [2, 3], max_tokens=3))
+    assert ids(step(scheduler).added) == [2]

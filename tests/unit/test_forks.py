@@ -2,7 +2,9 @@
 
 import pytest
 
+from runtime.errors import CapacityError
 from runtime.request import FinishReason
+from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.output import BlockCopy
 from runtime.scheduling.policy import PriorityPolicy
 from runtime.scheduling.sequence import Sequence, Status
@@ -263,3 +265,26 @@ def test_copies_are_acknowledged_with_the_step_before_others_may_have_the_blocks
     finish(scheduler, output)
     assert num_used(scheduler) == 0
     assert copy.source != copy.target
+
+
+def test_refused_choices_leave_no_cycle_behind() -> None:
+    scheduler = make_scheduler(max_num_seqs=1, queue=QueueLimits(max_queued_requests=1))
+    for sequence_id in (1, 2):
+        scheduler.add(make_sequence(sequence_id, PROMPT))
+    refused = make_sequence(3, PROMPT)
+    refused.fork(4, seed=4)
+    with pytest.raises(CapacityError):
+        scheduler.add(refused)
+    assert refused.forks == ()
+
+
+def test_held_choices_hold_no_tokens_of_their_own() -> None:
+    scheduler = make_scheduler()
+    first = make_sequence(1, PROMPT)
+    fork = first.fork(2, seed=2)
+    scheduler.add(first)
+    assert len(fork.token_ids) == 0
+    assert fork.num_prompt_tokens == len(PROMPT)
+    step(scheduler)
+    assert fork.token_ids.tolist() == list(PROMPT)
+    assert fork.block_hashes == first.block_hashes

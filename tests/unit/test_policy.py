@@ -227,3 +227,13 @@ def test_a_step_runs_where_an_urgent_one_takes_what_a_growing_one_has_just_got(
         step(scheduler)  # two blocks each, the next token asks for a third one
     scheduler.add(make_sequence(50, [5] * (12 * num_decoders - 8), max_tokens=4), now=1.0)
     assert scheduler.schedule(now=1.0) is not None
+
+
+def test_one_that_has_aged_is_not_the_first_to_lose_its_blocks() -> None:
+    policy = PriorityPolicy(ageing_s=1.0)
+    aged, young = make_sequence(1, [1], priority=5), make_sequence(2, [1], priority=0)
+    aged.arrival_s, young.arrival_s = 0.0, 50.0
+    assert max((aged, young), key=policy.rank) is young
+    fresh = make_sequence(3, [1], priority=5)
+    fresh.arrival_s = 50.0
+    assert max((young, fresh), key=policy.rank) is fresh

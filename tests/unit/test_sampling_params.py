@@ -20,8 +20,9 @@ pytestmark = pytest.mark.unit
         ("temperature", math.nan, "temperature=nan must be 0"),
         ("temperature", math.inf, "temperature=inf must be 0"),
         ("temperature", 1e-30, "temperature=1e-30 must be 0"),
-        ("top_p", 0.0, r"top_p=0.0 must be in \(0, 1\]"),
-        ("top_p", 1.5, r"top_p=1.5 must be in \(0, 1\]"),
+        ("top_p", 0.0, r"top_p=0.0 must be in \[1e-09, 1\]"),
+        ("top_p", 1.5, r"top_p=1.5 must be in \[1e-09, 1\]"),
+        ("top_p", 1e-46, "top_p=1e-46 must be in"),  # 0 in float32
         ("top_p", math.nan, "top_p=nan must be in"),
         ("top_k", -1, "top_k=-1 must be at least 0"),
         ("top_k", 2**31, "at most 2147483647"),

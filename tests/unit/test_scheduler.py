@@ -273,3 +273,11 @@ def test_a_sequence_that_is_known_or_too_long_is_a_bug() -> None:
     with pytest.raises(AssertionError, match="too long"):
         scheduler.add(make_sequence(2, [1] * 17))
     drain(scheduler)
+
+
+def test_steps_count_from_one_again_after_a_restart() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1, [1], max_tokens=9, ignore_eos=True))
+    assert [step(scheduler).step_id for _ in range(3)] == [1, 2, 3]
+    scheduler.restart()
+    assert [step(scheduler).step_id for _ in range(3)] == [1, 2, 3]

@@ -111,7 +111,6 @@ def test_who_waits_longer_than_the_queue_timeout_is_dropped() -> None:
     assert isinstance(error, CapacityError)
     assert "queue_timeout_s=5" in str(error)
     assert late.finish_reason is FinishReason.ABORT
-    assert scheduler.num_timed_out == 1
     assert scheduler.take_dropped() == []
     assert ids(scheduler.waiting) == [2]
 
@@ -155,6 +154,8 @@ def test_a_hopeless_one_is_dropped_before_it_costs_a_step() -> None:
         scheduler.add(make_sequence(number, [1], max_tokens=1), now=10.0 * number)
         output = scheduler.schedule(now=10.0 * number)
         finish(scheduler, output, now=10.0 * number + 2)
+    scheduler.add(make_sequence(9, [1], max_tokens=40, ignore_eos=True), now=98.0)
+    finish(scheduler, scheduler.schedule(now=98.0), now=100.0)
     hopeless = make_sequence(10, [1] * 30, deadline_s=107.0)  # needs four steps
     in_time = make_sequence(11, [1] * 30, deadline_s=109.0)
     scheduler.add(hopeless, now=100.0)
@@ -163,7 +164,6 @@ def test_a_hopeless_one_is_dropped_before_it_costs_a_step() -> None:
     ((sequence, error),) = scheduler.take_dropped()
     assert sequence is hopeless
     assert isinstance(error, DeadlineError)
-    assert scheduler.num_timed_out == 1
     drain(scheduler)
 
 
@@ -229,7 +229,30 @@ def test_a_step_looks_at_a_few_heads_of_the_queue_however_long() -> None:
     for sequence_id in range(1, 5000):
         scheduler.add(make_sequence(sequence_id, [1] * 13))
     looked_at: list[Sequence] = []
-    find_start = scheduler.cache.find_start
-    scheduler.cache.find_start = lambda each: looked_at.append(each) or find_start(each)
+    find_prefix = scheduler.cache.find_prefix
+    scheduler.cache.find_prefix = lambda each: looked_at.append(each) or find_prefix(each)
     assert shares(step(scheduler)) == [(0, 1)]
     assert ids(looked_at) == list(range(1, 1 + LOOKAHEAD))
+
+
+def test_an_idle_scheduler_takes_what_an_old_slow_step_would_make_late() -> None:
+    scheduler = make_scheduler()
+    scheduler.add(make_sequence(1, [1], max_tokens=1), now=0.0)
+    finish(scheduler, scheduler.schedule(now=0.0), now=50.0)  # as the first step of a device is
+    patient = make_sequence(2, [1], deadline_s=104.0, max_tokens=1)
+    scheduler.add(patient, now=100.0)
+    assert ids(step(scheduler, now=100.0).added) == [2]
+
+
+def test_free_slots_are_no_room_where_blocks_are_missing() -> None:
+    scheduler = make_queue(max_num_seqs=8, max_queued_requests=1)
+    blocks = scheduler.cache.pool.num_blocks
+    size = scheduler.cache.layout.block_size
+    scheduler.add(make_sequence(1, [1] * (blocks * size - 4), max_tokens=4, ignore_eos=True))
+    while scheduler.running.behind or not scheduler.running.sequences:
+        step(scheduler)
+    scheduler.add(make_sequence(2, [2] * 40))
+    step(scheduler)
+    assert len(scheduler.waiting) == 1
+    with pytest.raises(CapacityError, match="1 requests wait: max_queued_requests=1"):
+        scheduler.add(make_sequence(3, [3]))

@@ -44,7 +44,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[FrontendConfig]:
     configs: list[FrontendConfig] = []
 
     @contextmanager
-    def running_engine(config: EngineConfig) -> Iterator[FakeEngine]:
+    def running_engine(config: EngineConfig, **_: object) -> Iterator[FakeEngine]:
         yield EndedEngine(make_model())
 
     @contextmanager
