@@ -13,6 +13,7 @@ from runtime.errors import CapacityError, DeadlineError, LockstepError, WorkerEr
 from runtime.request import FinishReason
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.ending import end_by_length, end_by_token
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
@@ -76,8 +77,7 @@ class Scheduler:
             length = each.num_prompt_tokens + each.params.max_tokens
             each.max_num_tokens = min(length, self.limits.max_model_len)
         try:
-            num_free_slots = self.limits.max_num_seqs - len(self.running)
-            self.waiting.add(sequence, num_free_slots=num_free_slots)
+            self.waiting.add(sequence, num_free_slots=self._num_free_slots(sequence))
         except CapacityError:
             self.num_refused += 1
             sequence.forks = ()  # a cycle, which nobody collects while requests wait
@@ -167,7 +167,8 @@ class Scheduler:
             if sequence.finish_reason is None:
                 sequence.num_computed_tokens += count
                 self.cache.commit(sequence)
-        finished = self._find_finished(output.step_id, sequences, token_ids, caught_up)
+        ending = [*self.running.steady.take_ending(output.step_id), *caught_up]
+        finished = end_by_token(sequences, token_ids, self.eos_token_ids) + end_by_length(ending)
         for sequence in finished:
             del self._sequences[sequence.sequence_id]
             self.running.stop(sequence)
@@ -214,6 +215,13 @@ class Scheduler:
         if not self.running.sequences:
             pool = self.cache.pool
             assert pool.num_free == pool.num_blocks, "blocks are lost"
+
+    def _num_free_slots(self, newcomer: Sequence) -> int:
+        """Slots that newcomers find, if there are blocks for all of them with this one."""
+        tokens = self.waiting.num_newcomer_tokens + newcomer.num_prompt_tokens
+        if self.cache.layout.max_blocks_for(tokens) > self.cache.pool.num_free:
+            return 0
+        return self.limits.max_num_seqs - len(self.running)
 
     def _feed_behind(self, budget: int) -> list[ScheduledSequence]:
         """What the running sequences that are behind get of the budget, the oldest first."""
@@ -285,28 +293,3 @@ class Scheduler:
                 f"step {output.step_id}: {len(result.token_ids)} tokens for sequences "
                 f"{result.sequence_ids}, wanted for {wanted}"
             )
-
-    def _find_finished(
-        self,
-        step_id: int,
-        sequences: list[Sequence],
-        token_ids: list[int],
-        caught_up: list[Sequence],
-    ) -> list[Sequence]:
-        """Those that their new token ends; they know why."""
-        finished = []
-        if not self.eos_token_ids.isdisjoint(token_ids):
-            for sequence, token in zip(sequences, token_ids, strict=True):
-                if token in self.eos_token_ids and _ends_with_eos(sequence):
-                    sequence.finish(FinishReason.STOP)
-                    finished.append(sequence)
-        for sequence in (*self.running.steady.take_ending(step_id), *caught_up):
-            if sequence.finish_reason is None and sequence.num_tokens >= sequence.max_num_tokens:
-                sequence.finish(FinishReason.LENGTH)
-                finished.append(sequence)
-        return finished
-
-
-def _ends_with_eos(sequence: Sequence) -> bool:
-    params = sequence.params
-    return not params.ignore_eos and sequence.num_output_tokens > params.min_tokens

@@ -27,7 +27,7 @@ class WaitingRoom:
         self._members: dict[int, Sequence] = {}
         self._newcomers: dict[int, Sequence] = {}  # in order of arrival
         self._is_backed_up = False  # the last step has left newcomers waiting
-        self._num_newcomer_tokens = 0
+        self.num_newcomer_tokens = 0  # of their prompts
         self._times: list[tuple[float, int]] = []  # heap: when to look at which sequence
         self._mean_wait_s = 0.0
 
@@ -50,7 +50,7 @@ class WaitingRoom:
         self._policy.push(sequence)
         self._members[sequence.sequence_id] = sequence
         self._newcomers[sequence.sequence_id] = sequence
-        self._num_newcomer_tokens += sequence.num_prompt_tokens
+        self.num_newcomer_tokens += sequence.num_prompt_tokens
         times = [sequence.deadline_s]
         if self._limits.queue_timeout_s is not None:
             times.append(sequence.arrival_s + self._limits.queue_timeout_s)
@@ -70,7 +70,7 @@ class WaitingRoom:
         self._policy.remove(sequence)
         del self._members[sequence.sequence_id]
         if self._newcomers.pop(sequence.sequence_id, None) is not None:
-            self._num_newcomer_tokens -= sequence.num_prompt_tokens
+            self.num_newcomer_tokens -= sequence.num_prompt_tokens
 
     def admit(self, sequence: Sequence, now: float) -> bool:
         """A sequence waits no longer, since it runs; whether it was a newcomer."""
@@ -103,7 +103,7 @@ class WaitingRoom:
     def check_invariants(self) -> None:
         assert len(self._policy) == len(self._members), "the policy keeps other sequences"
         assert self._newcomers.keys() <= self._members.keys()
-        assert self._num_newcomer_tokens == sum(
+        assert self.num_newcomer_tokens == sum(
             each.num_prompt_tokens for each in self._newcomers.values()
         )
 
@@ -118,7 +118,7 @@ class WaitingRoom:
         if most is not None and num_queued - num_admissible >= most:
             raise self._full(f"{num_queued} requests wait: max_queued_requests={most}", now)
         most = self._limits.max_queued_tokens
-        tokens = self._num_newcomer_tokens + sequence.num_prompt_tokens
+        tokens = self.num_newcomer_tokens + sequence.num_prompt_tokens
         if most is not None and num_queued and tokens > most:
             raise self._full(
                 f"with this prompt of {sequence.num_prompt_tokens} tokens, {tokens} tokens would "
