@@ -177,11 +177,12 @@ class PrefixCache:
             node = self._nodes.get(hashes[index])
             if node is None or node.parent is not parent:
                 break
-            if any(node.blocks[group] is None for group in self._full_groups):
-                break
             data = data or token_ids[: count * self._block_size].tobytes()
             if node.tokens != data[index * step : (index + 1) * step]:
                 break
+            for group in self._full_groups:
+                if node.blocks[group] is None:
+                    return found
             found.append(node)
             parent = node
         return found

@@ -50,6 +50,17 @@ def test_each_choice_is_what_its_seed_gives_alone(llm: LLM) -> None:
         assert (again.token_ids, again.seed) == (each.token_ids, each.seed)
 
 
+def test_a_prompt_that_was_seen_is_read_from_the_cache_and_answered_alike(llm: LLM) -> None:
+    prompt = list(range(3, 50))
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    (first,) = llm.generate([prompt], params, progress=False)
+    again, longer = llm.generate([prompt, [*prompt, *first.token_ids, 7]], params, progress=False)
+    assert again.token_ids == first.token_ids
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 32)
+    assert longer.num_cached_tokens == 48  # the answer was kept as well
+    assert llm.stats().num_cached_blocks > 0
+
+
 def test_a_stream_is_what_generate_gives(llm: LLM) -> None:
     chunks = list(llm.stream([1, 2, 3], GREEDY))
     (completion,) = llm.generate([[1, 2, 3]], GREEDY, progress=False)
