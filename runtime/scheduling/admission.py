@@ -119,7 +119,8 @@ class Admission:
         """Blocks that stay free when a sequence is admitted, for the running ones to grow into.
 
         Enough for as long as its prompt takes, so that it isn't preempted half way; more each time
-        that it was preempted; never more than they, and it, can come to hold.
+        that it was preempted, and all at once for one that takes most of the pool, which is so
+        preempted once at most; never more than they, and it, can come to hold.
         """
         layout = self._cache.layout
         growing = len(self._running) * len(layout.groups)  # blocks, where all cross an edge
@@ -129,7 +130,10 @@ class Admission:
         if sequence.num_preemptions:
             backoff = min(sequence.num_preemptions, MAX_BACKOFF)
             spare = max(spare, (self._watermark_blocks + growing) * BACKOFF**backoff)
-        own = self._running.most_blocks(sequence) - layout.max_blocks_for(sequence.num_tokens)
+        num_blocks = layout.max_blocks_for(sequence.num_tokens)
+        if sequence.num_preemptions and 2 * num_blocks > layout.num_blocks:
+            spare = layout.num_blocks
+        own = self._running.most_blocks(sequence) - num_blocks
         return min(spare, self._running.growth + own)
 
     def _lacks(

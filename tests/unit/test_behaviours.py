@@ -59,7 +59,7 @@ def serve_among_decoders(budget: int, seed: int, *, more_come: bool) -> Sequence
 
 
 @pytest.mark.parametrize("more_come", [False, True])
-@pytest.mark.parametrize("budget", [8, 16])
+@pytest.mark.parametrize("budget", [8, 16, 64])
 def test_a_prompt_of_most_of_the_pool_is_seldom_preempted_and_at_most_once(
     budget: int, more_come: bool
 ) -> None:
@@ -70,7 +70,7 @@ def test_a_prompt_of_most_of_the_pool_is_seldom_preempted_and_at_most_once(
     assert max(counts) <= 1
     # Admission leaves room for what the others grow by while the prompt is fed: without it, about
     # half of the prompts were preempted.
-    assert sum(counts) <= 5
+    assert sum(counts) <= (10 if budget == 64 else 5)
 
 
 def test_ten_queued_progress_while_their_head_does_not_fit() -> None:
