@@ -15,7 +15,7 @@ from protos import worker_pb2
 from runtime.cluster.base import Launcher, WorkerAddress
 from runtime.cluster.loaded_model import LoadedModel, loaded_model
 from runtime.cluster.local_launcher import LocalLauncher
-from runtime.cluster.worker_client import SHUTDOWN_TIMEOUT_S, Reply, WorkerClient
+from runtime.cluster.worker_client import Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.errors import LockstepError, WorkerError
 from runtime.executor.grpc_executor import GrpcExecutor
@@ -235,7 +235,7 @@ class WorkerGroup:
 
     def _ask_to_shut_down(self) -> None:
         for client, future in [(client, client.shutdown()) for client in self._clients]:
-            error = future.exception(SHUTDOWN_TIMEOUT_S)
+            error = future.exception()  # the call has a deadline of its own
             if error is not None:
                 # It may be dead already; the launcher ends it in any case.
                 logger.debug("rank %d did not shut down: %s", client.address.rank, error.code())
