@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
-    """What may wait; None: without limit. Requests that free slots are there for don't count."""
+    """What may wait; None: without limit. Requests that find free slots and blocks don't count."""
 
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None  # of prompts
