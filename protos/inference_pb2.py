@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x0blockstep.v1\x1a\x13protos/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xd3\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.lockstep.v1.TokenIdsH\x00\x12\x34\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x42\x08\n\x06promptJ\x04\x08\x04\x10\x05J\x04\x08\x08\x10\x15\"\xcd\x01\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.lockstep.v1.FinishReason\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x00\x88\x01\x01\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.lockstep.v1.UsageB\x07\n\x05_seedJ\x04\x08\x08\x10\x15\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\x8a\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x0f\n\x07tp_size\x18\x06 \x01(\r\"\x11\n\x0fGetStatsRequest\";\n\x10GetStatsResponse\x12\'\n\x05stats\x18\x01 \x01(\x0b\x32\x18.lockstep.v1.EngineStats2\x80\x03\n\tInference\x12I\n\x08Generate\x12\x1c.lockstep.v1.GenerateRequest\x1a\x1d.lockstep.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.lockstep.v1.TokenizeRequest\x1a\x1d.lockstep.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.lockstep.v1.DetokenizeRequest\x1a\x1f.lockstep.v1.DetokenizeResponse\x12G\n\x08GetModel\x12\x1c.lockstep.v1.GetModelRequest\x1a\x1d.lockstep.v1.GetModelResponse\x12G\n\x08GetStats\x12\x1c.lockstep.v1.GetStatsRequest\x1a\x1d.lockstep.v1.GetStatsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/inference.proto\x12\x0blockstep.v1\x1a\x13protos/common.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xf0\x01\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x15.lockstep.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x04 \x01(\x0b\x32\x11.lockstep.v1.ChatH\x00\x12\x34\n\x0fsampling_params\x18\x05 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x06 \x01(\t\x12\x10\n\x08priority\x18\x07 \x01(\x05\x42\x08\n\x06promptJ\x04\x08\x08\x10\x15\"\xbb\x01\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.lockstep.v1.ChatMessage\x12\r\n\x05tools\x18\x02 \x03(\t\x12\x1a\n\x12template_arguments\x18\x03 \x01(\t\x12\"\n\x15\x61\x64\x64_generation_prompt\x18\x04 \x01(\x08H\x00\x88\x01\x01\x12\x1e\n\x16\x63ontinue_final_message\x18\x05 \x01(\x08\x42\x18\n\x16_add_generation_prompt\"M\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x14\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x0e\n\x06\x66ields\x18\x03 \x01(\tB\n\n\x08_content\"\xe6\x02\n\x10GenerateResponse\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x30\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x19.lockstep.v1.FinishReason\x12\x11\n\x04seed\x18\x06 \x01(\x04H\x01\x88\x01\x01\x12!\n\x05usage\x18\x07 \x01(\x0b\x32\x12.lockstep.v1.Usage\x12+\n\x08logprobs\x18\x08 \x03(\x0b\x32\x19.lockstep.v1.TokenLogprob\x12\x32\n\x0fprompt_logprobs\x18\t \x03(\x0b\x32\x19.lockstep.v1.TokenLogprob\x12\x15\n\x0bstop_string\x18\n \x01(\tH\x00\x12\x17\n\rstop_token_id\x18\x0b \x01(\x05H\x00\x42\x06\n\x04stopB\x07\n\x05_seedJ\x04\x08\x0c\x10\x15\"\x8b\x01\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x14\n\x07logprob\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12$\n\x03top\x18\x05 \x03(\x0b\x32\x17.lockstep.v1.TopLogprobB\n\n\x08_logprob\"R\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x13\n\x0btoken_bytes\x18\x03 \x01(\x0c\x12\x0f\n\x07logprob\x18\x04 \x01(\x02\"X\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\r\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\x1f\n\x0fTokenizeRequest\x12\x0c\n\x04text\x18\x01 \x01(\t\"%\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"&\n\x11\x44\x65tokenizeRequest\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x11\n\x0fGetModelRequest\"\x8a\x01\n\x10GetModelResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x02 \x01(\t\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x15\n\rmax_model_len\x18\x04 \x01(\r\x12\x15\n\reos_token_ids\x18\x05 \x03(\x05\x12\x0f\n\x07tp_size\x18\x06 \x01(\r\"\x11\n\x0fGetStatsRequest\";\n\x10GetStatsResponse\x12\'\n\x05stats\x18\x01 \x01(\x0b\x32\x18.lockstep.v1.EngineStats2\x80\x03\n\tInference\x12I\n\x08Generate\x12\x1c.lockstep.v1.GenerateRequest\x1a\x1d.lockstep.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.lockstep.v1.TokenizeRequest\x1a\x1d.lockstep.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.lockstep.v1.DetokenizeRequest\x1a\x1f.lockstep.v1.DetokenizeResponse\x12G\n\x08GetModel\x12\x1c.lockstep.v1.GetModelRequest\x1a\x1d.lockstep.v1.GetModelResponse\x12G\n\x08GetStats\x12\x1c.lockstep.v1.GetStatsRequest\x1a\x1d.lockstep.v1.GetStatsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,27 +35,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENIDS']._serialized_start=60
   _globals['_TOKENIDS']._serialized_end=83
   _globals['_GENERATEREQUEST']._serialized_start=86
-  _globals['_GENERATEREQUEST']._serialized_end=297
-  _globals['_GENERATERESPONSE']._serialized_start=300
-  _globals['_GENERATERESPONSE']._serialized_end=505
-  _globals['_USAGE']._serialized_start=507
-  _globals['_USAGE']._serialized_end=595
-  _globals['_TOKENIZEREQUEST']._serialized_start=597
-  _globals['_TOKENIZEREQUEST']._serialized_end=628
-  _globals['_TOKENIZERESPONSE']._serialized_start=630
-  _globals['_TOKENIZERESPONSE']._serialized_end=667
-  _globals['_DETOKENIZEREQUEST']._serialized_start=669
-  _globals['_DETOKENIZEREQUEST']._serialized_end=707
-  _globals['_DETOKENIZERESPONSE']._serialized_start=709
-  _globals['_DETOKENIZERESPONSE']._serialized_end=743
-  _globals['_GETMODELREQUEST']._serialized_start=745
-  _globals['_GETMODELREQUEST']._serialized_end=762
-  _globals['_GETMODELRESPONSE']._serialized_start=765
-  _globals['_GETMODELRESPONSE']._serialized_end=903
-  _globals['_GETSTATSREQUEST']._serialized_start=905
-  _globals['_GETSTATSREQUEST']._serialized_end=922
-  _globals['_GETSTATSRESPONSE']._serialized_start=924
-  _globals['_GETSTATSRESPONSE']._serialized_end=983
-  _globals['_INFERENCE']._serialized_start=986
-  _globals['_INFERENCE']._serialized_end=1370
+  _globals['_GENERATEREQUEST']._serialized_end=326
+  _globals['_CHAT']._serialized_start=329
+  _globals['_CHAT']._serialized_end=516
+  _globals['_CHATMESSAGE']._serialized_start=518
+  _globals['_CHATMESSAGE']._serialized_end=595
+  _globals['_GENERATERESPONSE']._serialized_start=598
+  _globals['_GENERATERESPONSE']._serialized_end=956
+  _globals['_TOKENLOGPROB']._serialized_start=959
+  _globals['_TOKENLOGPROB']._serialized_end=1098
+  _globals['_TOPLOGPROB']._serialized_start=1100
+  _globals['_TOPLOGPROB']._serialized_end=1182
+  _globals['_USAGE']._serialized_start=1184
+  _globals['_USAGE']._serialized_end=1272
+  _globals['_TOKENIZEREQUEST']._serialized_start=1274
+  _globals['_TOKENIZEREQUEST']._serialized_end=1305
+  _globals['_TOKENIZERESPONSE']._serialized_start=1307
+  _globals['_TOKENIZERESPONSE']._serialized_end=1344
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1346
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1384
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1386
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1420
+  _globals['_GETMODELREQUEST']._serialized_start=1422
+  _globals['_GETMODELREQUEST']._serialized_end=1439
+  _globals['_GETMODELRESPONSE']._serialized_start=1442
+  _globals['_GETMODELRESPONSE']._serialized_end=1580
+  _globals['_GETSTATSREQUEST']._serialized_start=1582
+  _globals['_GETSTATSREQUEST']._serialized_end=1599
+  _globals['_GETSTATSRESPONSE']._serialized_start=1601
+  _globals['_GETSTATSRESPONSE']._serialized_end=1660
+  _globals['_INFERENCE']._serialized_start=1663
+  _globals['_INFERENCE']._serialized_end=2047
 # @@protoc_insertion_point(module_scope)

@@ -66,7 +66,8 @@ class InferenceServicer:
 
     def Generate(self, request, context):
         """Generates from one prompt and streams what it generates.
-        INVALID_ARGUMENT: a field is out of range; the message names field, value and limit.
+        INVALID_ARGUMENT: a field is out of range, or the parameters leave no token to sample; the message names field, value
+        and limit. INTERNAL: the model's logits are no finite numbers. Both end this request alone.
         UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED: the queue is full, or the request waited in it for
         longer than the server allows; the trailing metadata `grpc-retry-pushback-ms` says when to try again. (gRPC itself
         gives this status, without the hint, for a message four times as long as a prompt may be.) DEADLINE_EXCEEDED: the

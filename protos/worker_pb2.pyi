@@ -124,19 +124,29 @@ class AllocateCacheReply(_message.Message):
     def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "return_input_hash", "plan")
+    __slots__ = ("epoch", "step_id", "return_input_hash", "plan", "sample", "sampler_inputs")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RETURN_INPUT_HASH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_INPUTS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     return_input_hash: bool
     plan: StepPlan
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., return_input_hash: _Optional[bool] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+    sample: SampleStep
+    sampler_inputs: SamplerInputs
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., return_input_hash: _Optional[bool] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., sample: _Optional[_Union[SampleStep, _Mapping]] = ..., sampler_inputs: _Optional[_Union[SamplerInputs, _Mapping]] = ...) -> None: ...
+
+class SampleStep(_message.Message):
+    __slots__ = ("masks",)
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    masks: TokenMasks
+    def __init__(self, masks: _Optional[_Union[TokenMasks, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("input_ids", "positions", "sequence_ids", "seq_lens", "query_lens", "block_tables", "sample_index", "sample_sequence", "sampling", "block_ops", "token_references", "defer_sampling")
+    __slots__ = ("input_ids", "positions", "sequence_ids", "seq_lens", "query_lens", "block_tables", "sample_index", "sample_sequence", "sampling", "block_ops", "token_references", "defer_sampling", "score_index", "score_token_ids", "score_num_tops")
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     POSITIONS_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -149,6 +159,9 @@ class StepPlan(_message.Message):
     BLOCK_OPS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_REFERENCES_FIELD_NUMBER: _ClassVar[int]
     DEFER_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SCORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_NUM_TOPS_FIELD_NUMBER: _ClassVar[int]
     input_ids: bytes
     positions: bytes
     sequence_ids: bytes
@@ -161,7 +174,76 @@ class StepPlan(_message.Message):
     block_ops: _containers.RepeatedCompositeFieldContainer[BlockOp]
     token_references: TokenReferences
     defer_sampling: bool
-    def __init__(self, input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., sequence_ids: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., block_tables: _Optional[_Iterable[_Union[BlockTables, _Mapping]]] = ..., sample_index: _Optional[bytes] = ..., sample_sequence: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., token_references: _Optional[_Union[TokenReferences, _Mapping]] = ..., defer_sampling: _Optional[bool] = ...) -> None: ...
+    score_index: bytes
+    score_token_ids: bytes
+    score_num_tops: bytes
+    def __init__(self, input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., sequence_ids: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., block_tables: _Optional[_Iterable[_Union[BlockTables, _Mapping]]] = ..., sample_index: _Optional[bytes] = ..., sample_sequence: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., token_references: _Optional[_Union[TokenReferences, _Mapping]] = ..., defer_sampling: _Optional[bool] = ..., score_index: _Optional[bytes] = ..., score_token_ids: _Optional[bytes] = ..., score_num_tops: _Optional[bytes] = ...) -> None: ...
+
+class SamplerInputs(_message.Message):
+    __slots__ = ("biases", "masks", "bad_words", "history")
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    MASKS_FIELD_NUMBER: _ClassVar[int]
+    BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    biases: TokenBiases
+    masks: TokenMasks
+    bad_words: BadWords
+    history: TokenHistory
+    def __init__(self, biases: _Optional[_Union[TokenBiases, _Mapping]] = ..., masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., bad_words: _Optional[_Union[BadWords, _Mapping]] = ..., history: _Optional[_Union[TokenHistory, _Mapping]] = ...) -> None: ...
+
+class TokenBiases(_message.Message):
+    __slots__ = ("rows", "token_ids", "values")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    token_ids: bytes
+    values: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., values: _Optional[bytes] = ...) -> None: ...
+
+class TokenMasks(_message.Message):
+    __slots__ = ("rows", "kinds", "num_words", "words")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[TokenMasks.Kind]
+        KIND_ALLOWED: _ClassVar[TokenMasks.Kind]
+        KIND_FORBIDDEN: _ClassVar[TokenMasks.Kind]
+        KIND_BITS: _ClassVar[TokenMasks.Kind]
+    KIND_UNSPECIFIED: TokenMasks.Kind
+    KIND_ALLOWED: TokenMasks.Kind
+    KIND_FORBIDDEN: TokenMasks.Kind
+    KIND_BITS: TokenMasks.Kind
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORDS_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    kinds: bytes
+    num_words: bytes
+    words: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., kinds: _Optional[bytes] = ..., num_words: _Optional[bytes] = ..., words: _Optional[bytes] = ...) -> None: ...
+
+class BadWords(_message.Message):
+    __slots__ = ("rows", "lengths", "token_ids")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    lengths: bytes
+    token_ids: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+
+class TokenHistory(_message.Message):
+    __slots__ = ("rows", "lengths", "num_prompt_tokens", "token_ids")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    lengths: bytes
+    num_prompt_tokens: bytes
+    token_ids: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., lengths: _Optional[bytes] = ..., num_prompt_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class BlockTables(_message.Message):
     __slots__ = ("num_blocks", "block_ids", "first_blocks")
@@ -174,18 +256,28 @@ class BlockTables(_message.Message):
     def __init__(self, num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ..., first_blocks: _Optional[bytes] = ...) -> None: ...
 
 class SamplingColumns(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "seed", "min_length")
+    __slots__ = ("temperature", "top_k", "top_p", "seed", "min_length", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "num_logprobs")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_LENGTH_FIELD_NUMBER: _ClassVar[int]
+    MIN_P_FIELD_NUMBER: _ClassVar[int]
+    PRESENCE_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    FREQUENCY_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    REPETITION_PENALTY_FIELD_NUMBER: _ClassVar[int]
+    NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     temperature: bytes
     top_k: bytes
     top_p: bytes
     seed: bytes
     min_length: bytes
-    def __init__(self, temperature: _Optional[bytes] = ..., top_k: _Optional[bytes] = ..., top_p: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., min_length: _Optional[bytes] = ...) -> None: ...
+    min_p: bytes
+    presence_penalty: bytes
+    frequency_penalty: bytes
+    repetition_penalty: bytes
+    num_logprobs: bytes
+    def __init__(self, temperature: _Optional[bytes] = ..., top_k: _Optional[bytes] = ..., top_p: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., min_length: _Optional[bytes] = ..., min_p: _Optional[bytes] = ..., presence_penalty: _Optional[bytes] = ..., frequency_penalty: _Optional[bytes] = ..., repetition_penalty: _Optional[bytes] = ..., num_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class BlockOp(_message.Message):
     __slots__ = ("kind", "source_block", "target_block")
@@ -228,14 +320,44 @@ class StepReply(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., timings: _Optional[_Union[StepTimings, _Mapping]] = ..., input_hash: _Optional[int] = ...) -> None: ...
 
 class StepResult(_message.Message):
-    __slots__ = ("sequence_ids", "num_tokens", "token_ids")
+    __slots__ = ("sequence_ids", "num_tokens", "token_ids", "logprobs", "scores", "fault_rows", "faults")
+    class Fault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        FAULT_UNSPECIFIED: _ClassVar[StepResult.Fault]
+        FAULT_INVALID_LOGITS: _ClassVar[StepResult.Fault]
+        FAULT_EMPTY_SUPPORT: _ClassVar[StepResult.Fault]
+    FAULT_UNSPECIFIED: StepResult.Fault
+    FAULT_INVALID_LOGITS: StepResult.Fault
+    FAULT_EMPTY_SUPPORT: StepResult.Fault
     SEQUENCE_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SCORES_FIELD_NUMBER: _ClassVar[int]
+    FAULT_ROWS_FIELD_NUMBER: _ClassVar[int]
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
     sequence_ids: bytes
     num_tokens: bytes
     token_ids: bytes
-    def __init__(self, sequence_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    logprobs: Logprobs
+    scores: Logprobs
+    fault_rows: bytes
+    faults: bytes
+    def __init__(self, sequence_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., scores: _Optional[_Union[Logprobs, _Mapping]] = ..., fault_rows: _Optional[bytes] = ..., faults: _Optional[bytes] = ...) -> None: ...
+
+class Logprobs(_message.Message):
+    __slots__ = ("rows", "logprobs", "num_tops", "top_token_ids", "top_logprobs")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOPS_FIELD_NUMBER: _ClassVar[int]
+    TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    logprobs: bytes
+    num_tops: bytes
+    top_token_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_tops: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class StepTimings(_message.Message):
     __slots__ = ("prepare_us", "forward_us", "sample_us")
