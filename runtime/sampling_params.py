@@ -1,9 +1,13 @@
 """How the tokens of one request are chosen and when it ends."""
 
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from runtime.errors import InvalidRequestError
 from runtime.options import option
+from runtime.structure import STRUCTURE_KINDS, Structure
 
 MAX_SEED = 2**64 - 1
 MAX_INT32 = 2**31 - 1
@@ -11,69 +15,205 @@ MAX_CHOICES = 128
 MIN_TEMPERATURE = 1e-5
 MAX_TEMPERATURE = 1e5
 MIN_TOP_P = 1e-9  # the most probable token alone; far smaller ones would be 0 in float32
+MAX_PENALTY = 2.0
+MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
+MAX_BIAS = 100.0
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 256
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_STOP_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Raises InvalidRequestError where a field is out of range.
 
-    Limits that depend on the model are checked at admission.
+    Limits that depend on the model are checked at admission. Lists become tuples.
     """
 
     max_tokens: int = option(16, "Most new tokens.")
     temperature: float = option(1.0, "Logits are divided by it; 0 is greedy.")
     top_k: int = option(0, "Keep exactly the k most probable tokens; 0 keeps all.")
     top_p: float = option(1.0, "Keep the most probable tokens that reach this probability.")
+    min_p: float = option(
+        0.0, "Keep the tokens whose probability is at least min_p times the largest."
+    )
     seed: int | None = option(None, "64-bit seed; drawn where unset.")
-    ignore_eos: bool = option(False, "Go on after an end-of-sequence token.")
     n: int = option(1, "Choices, which share the prompt's blocks; each has a seed of its own.")
-    min_tokens: int = option(0, "No end-of-sequence token is sampled before so many new tokens.")
+
+    presence_penalty: float = option(0.0, "Taken off the logits of tokens that the output has.")
+    frequency_penalty: float = option(0.0, "The same, for each time that the output has one.")
+    repetition_penalty: float = option(
+        1.0, "Divides positive logits of tokens of prompt and output, multiplies negative ones."
+    )
+    logit_bias: Mapping[int, float] | None = option(
+        None, "Added to a token's logit, as ID=BIAS; may be given again."
+    )
+    allowed_token_ids: tuple[int, ...] = option(
+        (), "Only these tokens are sampled; may be given again."
+    )
+    bad_words: tuple[str, ...] = option(
+        (), "A text that the output won't contain; may be given again."
+    )
+
+    min_tokens: int = option(0, "No end token is sampled before so many new tokens.")
+    ignore_eos: bool = option(False, "Go on after an end-of-sequence token.")
+    stop: tuple[str, ...] = option((), "A text that ends the output; may be given again.")
+    stop_token_ids: tuple[int, ...] = option(
+        (), "A token that ends the output; may be given again."
+    )
+    include_stop_str_in_output: bool = option(False, "Keep the stop string in the text.")
+    skip_special_tokens: bool = option(True, "Leave special tokens out of the text.")
+
+    logprobs: int | None = option(
+        None, "Tell the log probability of each token, and of so many most probable ones."
+    )
+    prompt_logprobs: int | None = option(None, "The same for the tokens of the prompt.")
+
+    json_schema: str | None = option(None, "JSON Schema that the output follows.")
+    regex: str | None = option(None, "Regular expression that the whole output matches.")
+    grammar: str | None = option(None, "Grammar of the output, in the notation of Lark.")
+    choices: tuple[str, ...] = option((), "The output is one of these; may be given again.")
 
     def __post_init__(self) -> None:
         self._check_types()
-        if not 1 <= self.max_tokens <= MAX_INT32:
-            raise InvalidRequestError(
-                f"max_tokens={self.max_tokens} must be at least 1 and at most {MAX_INT32}"
-            )
-        # NaN fails both comparisons. The bounds keep a logit over the temperature within float32.
+        for name, low, high, low_note in _RANGES:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:  # NaN fails both comparisons
+                raise InvalidRequestError(f"{name}={value} must be {low_note or _in(low, high)}")
+        # The bounds keep a logit over the temperature within float32.
         if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
             raise InvalidRequestError(
                 f"temperature={self.temperature} must be 0 (greedy) or in "
                 f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
             )
-        if not 0 <= self.top_k <= MAX_INT32:
-            raise InvalidRequestError(
-                f"top_k={self.top_k} must be at least 0 (which keeps all tokens) "
-                f"and at most {MAX_INT32}"
-            )
-        if not MIN_TOP_P <= self.top_p <= 1:
-            raise InvalidRequestError(f"top_p={self.top_p} must be in [{MIN_TOP_P}, 1]")
-        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
-            raise InvalidRequestError(f"seed={self.seed} must be in [0, 2**64)")
-        if not 1 <= self.n <= MAX_CHOICES:
-            raise InvalidRequestError(f"n={self.n} must be in [1, {MAX_CHOICES}]")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} must be at least 0 and at most "
                 f"max_tokens={self.max_tokens}"
             )
+        self._check_lists()
+        self._check_structure()
+
+    @property
+    def structure(self) -> Structure | None:
+        """The form that the output must have."""
+        for kind in STRUCTURE_KINDS:
+            text = getattr(self, kind)
+            if kind == "choices":
+                text = json.dumps(text) if text else None
+            if text is not None:
+                return Structure(kind=kind, text=text)
+        return None
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling depends on which tokens there are already."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def _check_types(self) -> None:
         """What comes over the wire is typed; an offline caller may pass anything."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type is bool:
-                fits = isinstance(value, bool)
-            elif field.type is float:
-                fits = isinstance(value, int | float) and not isinstance(value, bool)
-            else:
-                optional = field.default is None
-                fits = (type(value) is int) or (optional and value is None)
-            if not fits:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, list):
+                value = tuple(value)
+                object.__setattr__(self, each.name, value)  # as dataclasses do in __init__
+            if not _FITS[each.type](value):
+                kind = each.type.__name__ if isinstance(each.type, type) else str(each.type)
                 raise InvalidRequestError(
-                    f"{field.name}={value!r} is of type {type(value).__name__}: "
-                    f"must be {getattr(field.type, '__name__', field.type)}"
+                    f"{each.name}={value!r} is of type {type(value).__name__}: must be {kind}"
                 )
+
+    def _check_lists(self) -> None:
+        for name, most in _LENGTHS:
+            count = len(getattr(self, name) or ())
+            if count > most:
+                raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")
+        for name in ("stop", "bad_words", "choices"):
+            for place, text in enumerate(getattr(self, name)):
+                if not text:
+                    raise InvalidRequestError(f"{name}[{place}] is empty: it must have a character")
+                if name == "stop" and len(text) > MAX_STOP_CHARS:
+                    raise InvalidRequestError(
+                        f"stop[{place}] has {len(text)} characters: must be at most "
+                        f"{MAX_STOP_CHARS}"
+                    )
+        for token, bias in (self.logit_bias or {}).items():
+            if not -MAX_BIAS <= bias <= MAX_BIAS:
+                raise InvalidRequestError(
+                    f"logit_bias[{token}]={bias} must be {_in(-MAX_BIAS, MAX_BIAS)}"
+                )
+
+    def _check_structure(self) -> None:
+        names = [kind for kind in STRUCTURE_KINDS if getattr(self, kind) not in (None, ())]
+        if len(names) > 1:
+            raise InvalidRequestError(f"{' and '.join(names)} are set: at most one may be")
+        for other in ("ignore_eos", "min_tokens"):
+            if names and getattr(self, other):
+                raise InvalidRequestError(
+                    f"{other}={getattr(self, other)} is set with {names[0]}: an output that is "
+                    "complete must end"
+                )
+
+
+# Field, least, most, and what to say where an interval says too little.
+_RANGES: tuple[tuple[str, float, float, str], ...] = (
+    ("max_tokens", 1, MAX_INT32, f"at least 1 and at most {MAX_INT32}"),
+    ("top_k", 0, MAX_INT32, f"at least 0 (which keeps all tokens) and at most {MAX_INT32}"),
+    ("top_p", MIN_TOP_P, 1, ""),
+    ("min_p", 0, 1, ""),
+    ("seed", 0, MAX_SEED, "in [0, 2**64)"),
+    ("n", 1, MAX_CHOICES, ""),
+    ("presence_penalty", -MAX_PENALTY, MAX_PENALTY, ""),
+    ("frequency_penalty", -MAX_PENALTY, MAX_PENALTY, ""),
+    ("repetition_penalty", MIN_REPETITION, MAX_REPETITION, ""),
+    ("logprobs", 0, MAX_LOGPROBS, ""),
+    ("prompt_logprobs", 0, MAX_LOGPROBS, ""),
+)
+_LENGTHS = (
+    ("logit_bias", MAX_BIASES),
+    ("bad_words", MAX_BAD_WORDS),
+    ("stop", MAX_STOPS),
+    ("stop_token_ids", MAX_STOP_TOKENS),
+)
+
+
+def _is_int(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _all(fits: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, tuple) and all(map(fits, value))
+
+
+# By a field's type, whether a value is one.
+_FITS: dict[Any, Callable[[object], bool]] = {
+    bool: lambda value: isinstance(value, bool),
+    int: _is_int,
+    float: _is_number,
+    int | None: lambda value: value is None or _is_int(value),
+    str | None: lambda value: value is None or isinstance(value, str),
+    tuple[int, ...]: _all(_is_int),
+    tuple[str, ...]: _all(lambda value: isinstance(value, str)),
+    Mapping[int, float] | None: lambda value: (
+        value is None
+        or (
+            isinstance(value, Mapping)
+            and all(map(_is_int, value))
+            and all(map(_is_number, value.values()))
+        )
+    ),
+}
+
+
+def _in(low: float, high: float) -> str:
+    return f"in [{low:g}, {high:g}]"
 
 
 def fork_seed(seed: int, index: int) -> int:

@@ -4,12 +4,14 @@ Output text is cut at characters, never inside one, so it can be shown as it com
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 import tokenizers
 
 from runtime.errors import ConfigError, InvalidRequestError
+from runtime.frontend.token_bytes import TokenBytes
 
 # What a tokenizer writes for bytes that are no character, or not yet one.
 REPLACEMENT = "\ufffd"
@@ -30,6 +32,7 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._bytes = TokenBytes(tokenizer)
         self._special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -50,29 +53,42 @@ class Tokenizer:
         except Exception as error:  # the library has no narrower class
             raise ConfigError(f"{path} is no tokenizer: {error}") from error
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of `text`, special tokens added as the tokenizer says.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`; those that begin or end every text are added on request.
 
+        The text of a special token is that token either way. A rendered chat has all that it needs:
+        its template wrote the token that begins a text.
         Raises InvalidRequestError: a lone surrogate, which no UTF-8 has.
         """
         try:
             # The batch call lets other threads run, `encode` doesn't: 2 MB take 2 seconds.
-            (encoding,) = self._tokenizer.encode_batch_fast([text])
+            (encoding,) = self._tokenizer.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
         except TypeError as error:
             raise InvalidRequestError(
                 f"prompt is no valid text: {_describe_surrogate(text)}"
             ) from error
         return list(encoding.ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of `token_ids`, each at least 0, without special tokens and ids it doesn't know."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of `token_ids`, each at least 0, without ids that it doesn't know."""
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def has_text(self, token_id: int) -> bool:
+    def has_text(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """Whether `decode` looks at the token at all."""
-        return token_id not in self._special_ids and (
-            self._tokenizer.id_to_token(token_id) is not None
-        )
+        if skip_special_tokens and token_id in self._special_ids:
+            return False
+        return self._tokenizer.id_to_token(token_id) is not None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token, at least 0, adds in the middle of a text: maybe a part of a character.
+
+        A special token's are its content, an unknown id has none. Those of a text's tokens, put
+        together, are the text in UTF-8, but for what the tokenizer itself changes: SentencePiece
+        writes a space before the first word, some normalize.
+        """
+        return self._bytes.of(token_id)
 
 
 class Detokenizer:
@@ -89,11 +105,18 @@ class Detokenizer:
     out the prompt where that does, and raises a bare Exception in the first case above.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
-        self._tokenizer = tokenizer
-        self._window = _context(tokenizer, prompt_token_ids)  # given out, then held
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+    ) -> None:
+        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
+        self._has_text = partial(tokenizer.has_text, skip_special_tokens=skip_special_tokens)
+        self._window = self._context(prompt_token_ids)  # given out, then held
         self._num_held = 0
-        self._sent = tokenizer.decode(self._window)  # of the window's text, what was given out
+        self._sent = self._decode(self._window)  # of the window's text, what was given out
         self._prompt_rest = ""  # how the prompt's incomplete character reads while it is open
         if self._sent.endswith(REPLACEMENT):
             self._hold_open_character()
@@ -104,18 +127,31 @@ class Detokenizer:
 
     def finish(self) -> str:
         """What was held back; a character that stays incomplete is a replacement character."""
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         if not text.startswith(self._sent):
             text = self._restart()
         return self._without_prompt(text[len(self._sent) :])
 
+    def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """The prompt's last tokens that have text, from the start of a character on."""
+        tail: list[int] = []
+        for token_id in reversed(prompt_token_ids):
+            if self._has_text(token_id):
+                tail.insert(0, token_id)
+            if len(tail) == NUM_CONTEXT_TOKENS + MAX_OPEN_TOKENS:
+                break
+        for start in range(max(0, len(tail) - NUM_CONTEXT_TOKENS), -1, -1):
+            if not self._decode(tail[start:]).startswith(REPLACEMENT):
+                return tail[start:]
+        return tail[-NUM_CONTEXT_TOKENS:]
+
     def _push(self, token_id: int) -> str:
-        if not self._tokenizer.has_text(token_id):
+        if not self._has_text(token_id):
             return ""
         self._window.append(token_id)
         self._num_held += 1
         overdue = self._num_held >= MAX_HELD_TOKENS
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         if not text.startswith(self._sent):
             if text.endswith(REPLACEMENT) and not overdue:
                 return ""
@@ -133,18 +169,18 @@ class Detokenizer:
         """Keeps the held tokens as context, all but `num_open` characters of them given out."""
         self._window = self._window[-self._num_held :]
         self._num_held = 0
-        text = self._tokenizer.decode(self._window)
+        text = self._decode(self._window)
         self._sent = text[: len(text) - num_open]
 
     def _restart(self) -> str:
         self._window = self._window[len(self._window) - self._num_held :]
         self._sent = ""
-        return self._tokenizer.decode(self._window)
+        return self._decode(self._window)
 
     def _hold_open_character(self) -> None:
         window, text = self._window, self._sent
         for num_open in range(1, min(MAX_OPEN_TOKENS, len(window)) + 1):
-            closed = self._tokenizer.decode(window[:-num_open])
+            closed = self._decode(window[:-num_open])
             if closed.endswith(REPLACEMENT):
                 continue
             self._num_held = num_open
@@ -152,7 +188,7 @@ class Detokenizer:
             self._prompt_rest = text[len(self._sent) :]
             if len(closed) > len(self._sent):  # a run of byte tokens reads as broken as a whole
                 self._sent = closed
-                self._prompt_rest = self._tokenizer.decode(window[-num_open:])
+                self._prompt_rest = self._decode(window[-num_open:])
             return
 
     def _without_prompt(self, delta: str) -> str:
@@ -160,20 +196,6 @@ class Detokenizer:
             delta = delta.removeprefix(self._prompt_rest)
             self._prompt_rest = ""
         return delta
-
-
-def _context(tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> list[int]:
-    """The prompt's last tokens that have text, from the start of a character on."""
-    tail: list[int] = []
-    for token_id in reversed(prompt_token_ids):
-        if tokenizer.has_text(token_id):
-            tail.insert(0, token_id)
-        if len(tail) == NUM_CONTEXT_TOKENS + MAX_OPEN_TOKENS:
-            break
-    for start in range(max(0, len(tail) - NUM_CONTEXT_TOKENS), -1, -1):
-        if not tokenizer.decode(tail[start:]).startswith(REPLACEMENT):
-            return tail[start:]
-    return tail[-NUM_CONTEXT_TOKENS:]
 
 
 def _describe_surrogate(text: str) -> str:

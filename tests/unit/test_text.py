@@ -9,123 +9,28 @@ import pytest
 import tokenizers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken
 
 from runtime.errors import ConfigError, InvalidRequestError
 from runtime.frontend.text import REPLACEMENT, Detokenizer, Tokenizer
 from tests.frontend import make_byte_fallback_tokenizer
+from tests.tokenizing import (
+    BOS,
+    EOS,
+    HARD_TEXTS,
+    LINES,
+    TOKENIZERS,
+    byte_tokens,
+    continuation,
+    stream,
+)
 
 pytestmark = pytest.mark.unit
-
-LINES = [
-    "The quick brown fox jumps over the lazy dog.",
-    "family 👩‍👩‍👧‍👦 and flag 🏳️‍🌈, thumbs 👍🏽 up",
-    "สวัสดีชาวโลก ภาษาไทย",
-    "مرحبا بالعالم، كيف الحال؟",
-    "e\u0301 n\u0303 a\u0308\u0323 हिन्दी 한국어 日本語",
-]
-HARD_TEXTS = [*LINES, "  two  spaces\n\nlines\t", "กกกกกกกกกกกกกกกกกก", REPLACEMENT * 5 + "x"]
-BOS = 0
-
-
-def byte_chars() -> dict[int, str]:
-    """How byte-level tokenizers spell a byte: as itself where it is printable."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    moved = [byte for byte in range(256) if byte not in kept]
-    return {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(moved)}
-
-
-BYTE_CHARS = byte_chars()
-
-
-def byte_level(lines: list[str], *, vocab_size: int) -> Tokenizer:
-    tokenizer = tokenizers.Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(lines, trainer)
-    return Tokenizer(tokenizer)
-
-
-def straddling(text: str) -> Tokenizer:
-    """Has a token for the end of the 3-byte character `text` and the start of the next one."""
-    first, second, third = (BYTE_CHARS[byte] for byte in text.encode())
-    vocab = {"<s>": BOS, "</s>": 1}
-    for char in [*BYTE_CHARS.values(), third + first, third + first + second]:
-        vocab[char] = len(vocab)
-    merges = [(third, first), (third + first, second)]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=merges))
-    tokenizer.add_special_tokens(["<s>", "</s>"])
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return Tokenizer(tokenizer)
-
-
-def sentencepiece(lines: list[str]) -> Tokenizer:
-    """As Llama 2's: a space before the first word, which decoding takes away again."""
-    tokenizer = make_byte_fallback_tokenizer([*lines, *"abcxyz"])
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    return Tokenizer(tokenizer)
-
-
-def metaspace(lines: list[str]) -> Tokenizer:
-    tokenizer = make_byte_fallback_tokenizer(lines)
-    tokenizer.normalizer = None
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="always")]
-    )
-    return Tokenizer(tokenizer)
-
-
-TOKENIZERS = {
-    "bytes": byte_level([], vocab_size=258),
-    "byte-level": byte_level(LINES, vocab_size=400),
-    "straddling": straddling("ก"),
-    "sentencepiece": sentencepiece(LINES[:1]),
-    "metaspace": metaspace(LINES[:1]),
-}
 
 
 @pytest.fixture(params=TOKENIZERS)
 def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
     return TOKENIZERS[request.param]
-
-
-def stream(tokenizer: Tokenizer, prompt: list[int], pushes: list[list[int]]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, prompt)
-    return [*map(detokenizer.push, pushes), detokenizer.finish()]
-
-
-def continuation(tokenizer: Tokenizer, prompt: list[int], output: list[int]) -> str:
-    """The output's text, found without any streaming."""
-    before = tokenizer.decode(prompt)
-    after = tokenizer.decode(prompt + output)
-    assert after.startswith(before)
-    return after[len(before) :]
-
-
-def byte_tokens(tokenizer: Tokenizer, data: bytes) -> list[int]:
-    """One token for each byte, whatever the vocabulary would merge."""
-    vocab = tokenizer._tokenizer.get_vocab()
-    if "<0x00>" in vocab:
-        return [vocab[f"<0x{byte:02X}>"] for byte in data]
-    return [vocab[BYTE_CHARS[byte]] for byte in data]
 
 
 @pytest.mark.parametrize("text", HARD_TEXTS)
@@ -274,6 +179,36 @@ def test_special_tokens_are_added_as_the_tokenizer_says() -> None:
     assert tokenizer.encode("The")[0] == BOS
     assert tokenizer.encode("") == [BOS]
     assert tokenizer.decode(tokenizer.encode("The")) == "The"
+
+
+def test_special_tokens_are_not_added_to_a_rendered_chat() -> None:
+    inner = make_byte_fallback_tokenizer(LINES[:1])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS)]
+    )
+    tokenizer = Tokenizer(inner)
+    word = tokenizer.encode("The")[1:]
+    assert tokenizer.encode("The", add_special_tokens=False) == word
+    assert tokenizer.encode("<s>The</s>", add_special_tokens=False) == [BOS, *word, EOS]
+    assert tokenizer.encode("", add_special_tokens=False) == []
+
+
+@pytest.mark.parametrize("text", HARD_TEXTS)
+def test_special_tokens_can_be_kept_in_a_stream(tokenizer: Tokenizer, text: str) -> None:
+    prompt = [BOS, *tokenizer.encode("Say:"), EOS]
+    output = [*tokenizer.encode(text), EOS, EOS, BOS, *tokenizer.encode(text), EOS]
+    texts = stream(tokenizer, prompt, [[i] for i in output], skip_special_tokens=False)
+    assert "".join(texts) == continuation(tokenizer, prompt, output, skip_special_tokens=False)
+    assert "".join(texts).count("</s>") == 3
+    assert texts[-2] == "</s>"
+    assert "".join(stream(tokenizer, prompt, [output])).count("</s>") == 0
+
+
+def test_a_special_token_ends_an_incomplete_character(tokenizer: Tokenizer) -> None:
+    output = [*byte_tokens(tokenizer, "ก".encode()[:2]), EOS]
+    texts = stream(tokenizer, [BOS], [[i] for i in output], skip_special_tokens=False)
+    assert texts[-2].endswith("</s>")
+    assert "".join(texts).removesuffix("</s>") in (REPLACEMENT, 2 * REPLACEMENT)
 
 
 def test_a_folder_without_a_tokenizer(tmp_path: Path) -> None:
