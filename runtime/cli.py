@@ -8,7 +8,7 @@ import os
 import sys
 import tomllib
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -16,12 +16,15 @@ from typing import Any
 import click
 
 from runtime.config import EngineConfig, FrontendConfig
-from runtime.errors import ConfigError, InvalidRequestError, LockstepError
+from runtime.errors import ConfigError, LockstepError
 from runtime.interrupts import interruptible, until_signal
 from runtime.sampling_params import SamplingParams
 
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
+
+# The terminal shows one choice, and its text alone; `runtime.LLM` gives the rest.
+UNSHOWN = ("n", "logprobs", "prompt_logprobs")
 
 UNITS = {
     "": 1,
@@ -45,13 +48,31 @@ class ByteSize(click.ParamType[int]):
             self.fail(f"{value!r} isn't a size such as 1048576, 512MiB or 2GiB", param, ctx)
 
 
-def options_of(dataclass: type) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Adds an option for every field of a config dataclass."""
+class TokenBias(click.ParamType[tuple[int, float]]):
+    """A token and what is added to its logit: 42=-1.5."""
+
+    name = "id=bias"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
+        token, _, bias = str(value).partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} isn't a token id and a number such as 42=-1.5", param, ctx)
+
+
+def options_of(
+    dataclass: type, leave_out: Collection[str] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds an option for every field of a config dataclass, but for those to be left out."""
     hints = typing.get_type_hints(dataclass)
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for field in reversed(dataclasses.fields(dataclass)):
-            command = make_option(field, hints[field.name])(command)
+            if field.name not in leave_out:
+                command = make_option(field, hints[field.name])(command)
         return command
 
     return decorate
@@ -64,8 +85,14 @@ def make_option(
     kind: Any = hint
     if isinstance(hint, UnionType):  # `int | None`: unset is None
         (kind,) = (each for each in typing.get_args(hint) if each is not type(None))
-    if typing.get_origin(kind) is typing.Literal:
+    origin = typing.get_origin(kind)
+    is_multiple = origin in (tuple, Mapping)
+    if origin is typing.Literal:
         kind = click.Choice(typing.get_args(kind))
+    elif origin is Mapping:
+        kind = TokenBias()
+    elif origin is tuple:
+        kind = typing.get_args(kind)[0]
     elif kind is bool:
         flag = f"{flag}/--no-{flag[2:]}"
     elif field.metadata["unit"] == "bytes":
@@ -74,12 +101,20 @@ def make_option(
         flag,
         field.name,
         type=kind,
+        multiple=is_multiple,
+        callback=to_mapping if origin is Mapping else None,
         default=field.default,
-        show_default=field.default is not None,
+        show_default=field.default not in (None, ()),
         help=field.metadata["help"],
         envvar=field.metadata["envvar"],
         show_envvar=True,
     )
+
+
+def to_mapping(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[tuple[int, float], ...]
+) -> dict[int, float] | None:
+    return dict(pairs) or None
 
 
 def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> None:
@@ -96,10 +131,14 @@ def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> 
             f"config file {path}: unknown key {unknown[0]!r}; keys are the options with _ for -"
         )
     for each in ctx.command.params:
-        if each.name in values and not fits(each.type, values[each.name]):
-            raise ConfigError(
-                f"config file {path}: {each.name}={values[each.name]!r} must be {each.type.name}"
-            )
+        if each.name not in values:
+            continue
+        value = values[each.name]
+        is_list = isinstance(each, click.Option) and each.multiple
+        if is_list and not isinstance(value, list):
+            raise ConfigError(f"config file {path}: {each.name}={value!r} must be a list")
+        if not all(fits(each.type, one) for one in (value if is_list else [value])):
+            raise ConfigError(f"config file {path}: {each.name}={value!r} must be {each.type.name}")
     ctx.default_map = values
 
 
@@ -130,7 +169,8 @@ verbose_option = click.option("--verbose", is_flag=True, help="Log what start-up
 
 
 def pick(dataclass: type, values: Mapping[str, Any]) -> Any:
-    return dataclass(**{field.name: values[field.name] for field in dataclasses.fields(dataclass)})
+    names = [field.name for field in dataclasses.fields(dataclass) if field.name in values]
+    return dataclass(**{name: values[name] for name in names})
 
 
 def set_up_logging(*, verbose: bool) -> None:
@@ -166,7 +206,7 @@ def serve(verbose: bool, **values: Any) -> None:
 @config_option
 @click.argument("prompt")
 @options_of(EngineConfig)
-@options_of(SamplingParams)
+@options_of(SamplingParams, leave_out=UNSHOWN)
 @verbose_option
 def generate(prompt: str, verbose: bool, **values: Any) -> None:
     """Start an engine, stream the continuation of PROMPT to the terminal, stop."""
@@ -174,8 +214,6 @@ def generate(prompt: str, verbose: bool, **values: Any) -> None:
 
     set_up_logging(verbose=verbose)
     params = pick(SamplingParams, values)
-    if params.n != 1:
-        raise InvalidRequestError(f"n={params.n} must be 1: the terminal shows one choice")
     with LLM.from_config(pick(EngineConfig, values)) as llm:
         for chunk in llm.stream(prompt, params):
             print(chunk.text, end="", flush=True)

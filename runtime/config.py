@@ -59,6 +59,9 @@ class EngineConfig:
     long_prefill_token_threshold: int | None = option(
         None, "Most tokens of one prompt in a step; the whole token budget where unset."
     )
+    max_num_scored_tokens: int = option(
+        128, "Most tokens in a step of a prompt whose logprobs are wanted."
+    )
     watermark: float = option(
         0.01, "Share of the blocks that admission leaves free for running sequences to grow into."
     )
@@ -85,7 +88,13 @@ class EngineConfig:
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
 
     def __post_init__(self) -> None:
-        for name in ("tp", "block_size", "max_num_batched_tokens", "max_num_seqs"):
+        for name in (
+            "tp",
+            "block_size",
+            "max_num_batched_tokens",
+            "max_num_seqs",
+            "max_num_scored_tokens",
+        ):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value} must be at least 1")
         for name in ("step_timeout_s", "startup_timeout_s"):
@@ -168,6 +177,10 @@ class FrontendConfig:
         "`default`.",
     )
     max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
+    chat_template: str | None = option(
+        None, "File with the template that chats are rendered by; the model's own where unset."
+    )
+    chat_template_timeout_s: float = option(2.0, "A chat that takes longer to render is refused.")
 
     def __post_init__(self) -> None:
         require(0 <= self.port <= 65535, f"port={self.port} must be in [0, 65535]")
@@ -176,6 +189,12 @@ class FrontendConfig:
             f"max_prompt_bytes={self.max_prompt_bytes} must be in [1, {MAX_PROMPT_BYTES}]",
         )
         require(self.api_keys != "", "api_keys is empty: it must be the path of a TOML file")
+        require(self.chat_template != "", "chat_template is empty: it must be the path of a file")
+        timeout_s = self.chat_template_timeout_s
+        require(
+            0 < timeout_s <= MAX_TIMEOUT_S,
+            f"chat_template_timeout_s={timeout_s} must be in (0, {MAX_TIMEOUT_S}]",
+        )
         if self.api_key is not None:
             require_key("api_key", self.api_key)
 

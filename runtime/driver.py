@@ -3,12 +3,13 @@
 import logging
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from runtime.cluster.group import LoadedModel, start_workers
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.errors import ConfigError
+from runtime.grammar.compiler import GrammarCompiler
 from runtime.model_files import resolve_model
 from runtime.progress import StartupProgress
 from runtime.request import ModelInfo
@@ -51,29 +52,43 @@ def running_engine(
             eos_token_ids=spec.eos_token_ids,
             tp_size=config.tp,
         )
-        group.allocate_cache(layout)
-        scheduler = make_scheduler(config, layout, model)
-        engine = Engine(
-            model=model, scheduler=scheduler, executor=group.executor(), on_idle=on_idle
+        # Now, as it takes the interpreter for half a second: no request waits yet.
+        compiler = GrammarCompiler(
+            model_path, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         )
-        group.on_lost(engine.fail)
-        logger.info(
-            "%s of %d bytes on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "
-            "max_model_len %d",
-            spec.architecture,
-            spec.parameter_bytes,
-            config.tp,
-            spec.attention,
-            layout.num_blocks,
-            layout.block_size,
-            len(layout.groups),
-            model.max_model_len,
-        )
-        engine.start()
-        try:
-            yield engine
-        finally:
-            engine.stop()
+        with closing(compiler):
+            group.allocate_cache(layout)
+            engine = Engine(
+                model=model,
+                scheduler=make_scheduler(config, layout, model),
+                executor=group.executor(),
+                compiler=compiler,
+                on_idle=on_idle,
+            )
+            group.on_lost(engine.fail)
+            _log_start(config, spec, layout, model)
+            engine.start()
+            try:
+                yield engine
+            finally:
+                engine.stop()
+
+
+def _log_start(
+    config: EngineConfig, spec: LoadedModel, layout: CacheLayout, model: ModelInfo
+) -> None:
+    logger.info(
+        "%s of %d bytes on %d ranks, attention %s, %d blocks of %d tokens in %d cache groups, "
+        "max_model_len %d",
+        spec.architecture,
+        spec.parameter_bytes,
+        config.tp,
+        spec.attention,
+        layout.num_blocks,
+        layout.block_size,
+        len(layout.groups),
+        model.max_model_len,
+    )
 
 
 def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) -> Scheduler:
@@ -88,6 +103,7 @@ def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) 
             watermark=config.watermark,
             max_num_partial_prefills=config.max_num_partial_prefills,
             max_chunk_tokens=config.max_chunk_tokens,
+            max_num_scored_tokens=config.max_num_scored_tokens,
             queue=QueueLimits(
                 max_queued_requests=config.max_queued_requests,
                 max_queued_tokens=config.max_queued_tokens,

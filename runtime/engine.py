@@ -7,12 +7,15 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from queue import Empty, SimpleQueue
 
-from runtime.errors import InvalidRequestError, LockstepError, UnavailableError
+from runtime.choices import make_choices
+from runtime.counters import Counters
+from runtime.errors import CapacityError, InvalidRequestError, LockstepError, UnavailableError
 from runtime.executor.base import Executor
+from runtime.grammar.matcher import CompiledGrammar
 from runtime.live_requests import LiveRequests, Sink
 from runtime.request import (
     EngineStats,
@@ -20,11 +23,12 @@ from runtime.request import (
     Request,
     RequestFailure,
 )
-from runtime.sampling_params import fork_seed
 from runtime.scheduling.flatten import BatchTable
-from runtime.scheduling.output import SchedulerOutput, StepOutcome
+from runtime.scheduling.output import StepOutcome
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
+from runtime.structure import Structure
+from runtime.structured import Compiler, StructuredSequences
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,7 @@ class Engine:
         model: ModelInfo,
         scheduler: Scheduler,
         executor: Executor,
+        compiler: Compiler,
         clock: Callable[[], float] = time.monotonic,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
@@ -58,15 +63,13 @@ class Engine:
         self._table = BatchTable(
             max_num_seqs=scheduler.limits.max_num_seqs,
             num_groups=len(scheduler.cache.layout.groups),
+            vocab_size=model.vocab_size,
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._sequence_ids = itertools.count(1)
         self._live = LiveRequests()
-        self._num_steps = 0
-        self._num_scheduled_tokens = 0
-        self._num_scheduled_sequences = 0
-        self._num_output_tokens = 0
-        self._num_timed_out = 0
+        self._structured = StructuredSequences(compiler)
+        self._counters = Counters()
         self._failure: LockstepError | None = None
         self._ended = threading.Event()
         self._ending: LockstepError | None = None
@@ -106,24 +109,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """May be called on any thread; the numbers may be a step apart."""
-        scheduler = self._scheduler
-        pool = scheduler.cache.pool
-        return EngineStats(
-            num_steps=self._num_steps,
-            num_scheduled_tokens=self._num_scheduled_tokens,
-            num_scheduled_sequences=self._num_scheduled_sequences,
-            num_output_tokens=self._num_output_tokens,
-            num_preemptions=scheduler.running.num_preemptions,
-            num_running=len(scheduler.running),
-            num_waiting=len(scheduler.waiting),
-            num_blocks=pool.num_blocks,
-            num_free_blocks=pool.num_free,
-            num_cached_blocks=pool.num_cached,
-            num_prompt_tokens=scheduler.admission.num_prompt_tokens,
-            num_cached_tokens=scheduler.admission.num_cached_tokens,
-            num_refused=scheduler.num_refused,
-            num_timed_out=self._num_timed_out,
-        )
+        return self._counters.stats(self._scheduler)
 
     def submit(self, call: Callable[[], None]) -> None:
         """Runs `call` on the engine's thread, in order, between two steps."""
@@ -145,17 +131,24 @@ class Engine:
                     f"request_id={request.request_id} is in use by a request that runs"
                 )
             request.check(self.model)
-            choices = self._make_choices(request, arrived_s)
-            self._scheduler.add(choices[0], self.clock())
         except LockstepError as error:
             connection.sink([RequestFailure(request.request_id, error)])
             return
+        choices = make_choices(request, self._sequence_ids, arrived_s=arrived_s)
         self._live.add((connection, request.request_id), choices)
+        structure = request.params.structure
+        if structure is None:
+            self._queue(choices)
+        else:
+            self._compile(structure, choices)
 
-    def abort(self, connection: "Connection", request_id: int) -> None:
-        """Forgets a request; nothing more comes for it. Engine's thread only."""
-        for sequence_id in self._live.remove((connection, request_id)):
-            self._scheduler.abort(sequence_id)
+    def abort(self, connection: "Connection", request_id: int, choice: int | None = None) -> None:
+        """Forgets a request or one choice of it; nothing more comes. Engine's thread only."""
+        key = (connection, request_id)
+        if choice is None:
+            self._drop(self._live.remove(key))
+        elif (sequence_id := self._live.remove_choice(key, choice)) is not None:
+            self._drop([sequence_id])
 
     def abort_all(self, connection: "Connection") -> None:
         """Forgets all requests of a connection. Engine's thread only."""
@@ -174,14 +167,17 @@ class Engine:
         output = self._scheduler.schedule(self.clock())
         dropped = self._scheduler.take_dropped()
         for sequence, error in dropped:
-            self._fail(sequence, error)
+            self._counters.num_timed_out += self._fail(sequence.sequence_id, error)
         if output is None:
             assert dropped, "work is queued, nothing is in flight and nothing runs"
             return
-        result = self._executor.execute(self._table.flatten(output))
+        plan = self._table.flatten(output)
+        result = self._executor.execute(plan, partial(self._structured.make_masks, plan))
         outcome = self._scheduler.update(result, self.clock())
-        self._count(output, outcome)
+        self._structured.advance(outcome)
+        self._counters.count(output, outcome)
         self._live.publish(outcome)
+        self._fail_choices(outcome)
 
     def _run(self) -> None:
         try:
@@ -221,40 +217,58 @@ class Engine:
             self._on_idle()
             return self._inbox.get()
 
-    def _make_choices(self, request: Request, arrived_s: float) -> list[Sequence]:
-        """One sequence per choice; all but the first are its forks."""
-        first = Sequence(
-            next(self._sequence_ids),
-            request.prompt_token_ids,
-            params=request.params,
-            seed=request.seed,
-            cache_salt=request.cache_salt,
-            priority=request.priority,
-            tenant=request.tenant,
-            deadline_s=None if request.timeout_s is None else arrived_s + request.timeout_s,
-        )
-        others = (
-            first.fork(next(self._sequence_ids), seed=fork_seed(request.seed, index))
-            for index in range(1, request.params.n)
-        )
-        return [first, *others]
+    def _compile(self, structure: Structure, choices: list[Sequence]) -> None:
+        """Queues them once their structure is ready: until then they hold no slot."""
 
-    def _count(self, output: SchedulerOutput, outcome: StepOutcome) -> None:
-        self._num_steps += 1
-        self._num_scheduled_tokens += output.num_scheduled_tokens
-        self._num_scheduled_sequences += output.num_scheduled_sequences
-        self._num_output_tokens += len(outcome.token_ids)
+        def on_done(compiled: CompiledGrammar | LockstepError) -> None:
+            self.submit(partial(self._queue, choices, compiled))
 
-    def _fail(self, sequence: Sequence, error: LockstepError) -> None:
-        """One choice of a request was dropped: the others go with it."""
-        key = self._live.key_of(sequence.sequence_id)
-        if key is None:  # another choice of it came before
+        self._structured.compile(structure, on_done)
+
+    def _queue(
+        self, choices: list[Sequence], compiled: CompiledGrammar | LockstepError | None = None
+    ) -> None:
+        first = choices[0].sequence_id
+        if isinstance(compiled, LockstepError):
+            self._fail(first, compiled)
             return
-        self._num_timed_out += 1
-        for sequence_id in self._live.remove(key):
+        # A choice that was aborted while the structure was made ready isn't known any more.
+        live = [each for each in choices if self._live.key_of(each.sequence_id) is not None]
+        if not live:
+            return
+        try:
+            self._scheduler.add(choices[0], self.clock())
+        except CapacityError as error:
+            self._fail(live[0].sequence_id, error)
+            return
+        if compiled is not None:
+            self._structured.start((each.sequence_id for each in live), compiled)
+        for each in choices:
+            if each not in live:
+                self._scheduler.abort(each.sequence_id)
+
+    def _drop(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
             self._scheduler.abort(sequence_id)
+            self._structured.forget(sequence_id)
+
+    def _fail_choices(self, outcome: StepOutcome) -> None:
+        """Those that the step couldn't sample, and whose structures can't go on."""
+        for sequence, error in outcome.failed:
+            if self._fail(sequence.sequence_id, error):
+                self._counters.count_fault(error)
+        for sequence_id, error in self._structured.take_failed():
+            self._fail(sequence_id, error)
+
+    def _fail(self, sequence_id: int, error: LockstepError) -> bool:
+        """One choice of a request has failed, and the others go with it; False if it was gone."""
+        key = self._live.key_of(sequence_id)
+        if key is None:
+            return False
+        self._drop(self._live.remove(key))
         client, request_id = key
         client.sink([RequestFailure(request_id, error)])
+        return True
 
     def _end(self, error: LockstepError) -> None:
         self._failure = error
@@ -282,9 +296,12 @@ class Connection:
         arrived_s = self._engine.clock()
         self._engine.submit(partial(self._engine.add, self, request, arrived_s=arrived_s))
 
-    def abort(self, request_id: int) -> None:
-        """Ends a request, which delivers nothing afterwards; unknown ids are ignored."""
-        self._engine.submit(partial(self._engine.abort, self, request_id))
+    def abort(self, request_id: int, choice: int | None = None) -> None:
+        """Ends a request or a choice of it, which delivers nothing afterwards.
+
+        What is unknown or has ended is ignored.
+        """
+        self._engine.submit(partial(self._engine.abort, self, request_id, choice))
 
     def close(self) -> None:
         """Ends all requests of this connection."""

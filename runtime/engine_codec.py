@@ -4,10 +4,8 @@ K choices of requests, arrays little-endian and without padding.
 """
 
 import math
-import sys
-from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from itertools import accumulate, chain
 from typing import Any
 
@@ -15,13 +13,16 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import common_pb2, engine_pb2
+from runtime.arrays import INT32, UINT64, pack, unpack
 from runtime.errors import (
     CapacityError,
     DeadlineError,
     InvalidRequestError,
     LockstepError,
+    ModelOutputError,
     UnavailableError,
 )
+from runtime.logprob_codec import decode_logprobs, encode_logprobs
 from runtime.request import (
     EngineStats,
     FinishReason,
@@ -32,9 +33,7 @@ from runtime.request import (
 )
 from runtime.sampling_params import SamplingParams
 
-INT32 = "i"
-UINT64 = "Q"
-
+PARAM_FIELDS = fields(SamplingParams)
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 US_PER_S = 1_000_000
 MS_PER_S = 1000
@@ -76,16 +75,18 @@ def decode_stats(message: common_pb2.EngineStats) -> EngineStats:
 
 def encode_request(request: Request) -> engine_pb2.AddRequest:
     """The prompt's token ids must fit int32."""
-    params = asdict(request.params) | {"seed": request.seed}
+    params = {field.name: getattr(request.params, field.name) for field in PARAM_FIELDS}
+    params["seed"] = request.seed
     timeout_s = request.timeout_s
     return engine_pb2.AddRequest(
         request_id=request.request_id,
-        prompt_token_ids=_pack(INT32, request.prompt_token_ids),
+        prompt_token_ids=pack(INT32, request.prompt_token_ids),
         sampling_params=common_pb2.SamplingParams(**params),
         cache_salt=request.cache_salt,
         priority=request.priority,
         tenant=request.tenant,
         timeout_us=None if timeout_s is None else max(0, int(timeout_s * US_PER_S)),
+        bad_words=[engine_pb2.TokenIds(ids=pack(INT32, word)) for word in request.bad_words],
     )
 
 
@@ -95,7 +96,8 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
     if params.seed is None:
         raise InvalidRequestError("seed is missing: the frontend must draw one")
     try:
-        prompt = _unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
+        prompt = unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
+        bad_words = tuple(tuple(unpack(INT32, "bad_words", each.ids)) for each in message.bad_words)
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     waits = message.HasField("timeout_us")
@@ -108,6 +110,7 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         priority=message.priority,
         tenant=message.tenant,
         timeout_s=message.timeout_us / US_PER_S if waits else None,
+        bad_words=bad_words,
     )
 
 
@@ -117,8 +120,13 @@ def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
     Raises InvalidRequestError: a field is out of range, or newer than this server.
     """
     refuse_unknown_fields("sampling_params", message)
-    fields: dict[str, Any] = {field.name: value for field, value in message.ListFields()}
-    return SamplingParams(**fields)
+    values: dict[str, Any] = {}
+    for field, value in message.ListFields():
+        if field.name == "logit_bias":
+            values[field.name] = dict(value)
+        else:
+            values[field.name] = tuple(value) if field.is_repeated else value
+    return SamplingParams(**values)
 
 
 def refuse_unknown_fields(name: str, message: Message) -> None:
@@ -133,25 +141,28 @@ def refuse_unknown_fields(name: str, message: Message) -> None:
 
 def encode_outputs(outputs: Sequence[RequestOutput]) -> engine_pb2.StepOutputs:
     """`outputs` has at least one."""
-    request_ids, token_ids, reasons, indices, num_cached_tokens = zip(*outputs, strict=True)
+    columns = zip(*outputs, strict=True)
+    request_ids, token_ids, reasons, indices, num_cached_tokens, logprobs, scores = columns
     return engine_pb2.StepOutputs(
-        request_ids=_pack(UINT64, request_ids),
-        num_tokens=_pack(INT32, map(len, token_ids)),
-        token_ids=_pack(INT32, chain.from_iterable(token_ids)),
+        request_ids=pack(UINT64, request_ids),
+        num_tokens=pack(INT32, map(len, token_ids)),
+        token_ids=pack(INT32, chain.from_iterable(token_ids)),
         finish_reasons=bytes([reason or NOT_FINISHED for reason in reasons]),
-        indices=_pack(INT32, indices),
-        num_cached_tokens=_pack(INT32, num_cached_tokens),
+        indices=pack(INT32, indices),
+        num_cached_tokens=pack(INT32, num_cached_tokens),
+        logprobs=encode_logprobs(logprobs),
+        prompt_logprobs=encode_logprobs(scores),
     )
 
 
 def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
     """Raises ValueError: the arrays don't fit together; the message names them and the numbers."""
-    request_ids = _unpack(UINT64, "request_ids", message.request_ids)
-    counts = _unpack(INT32, "num_tokens", message.num_tokens)
+    request_ids = unpack(UINT64, "request_ids", message.request_ids)
+    counts = unpack(INT32, "num_tokens", message.num_tokens)
     reasons = message.finish_reasons
-    indices = _unpack(INT32, "indices", message.indices)
-    num_cached_tokens = _unpack(INT32, "num_cached_tokens", message.num_cached_tokens)
-    token_ids = _unpack(INT32, "token_ids", message.token_ids)
+    indices = unpack(INT32, "indices", message.indices)
+    num_cached_tokens = unpack(INT32, "num_cached_tokens", message.num_cached_tokens)
+    token_ids = unpack(INT32, "token_ids", message.token_ids)
     columns = {
         "request_ids": request_ids,
         "num_tokens": counts,
@@ -165,7 +176,7 @@ def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
     if min(counts, default=0) < 0 or sum(counts) != len(token_ids):
         raise ValueError(f"num_tokens sum to {sum(counts)}, token_ids has {len(token_ids)} values")
     ends = accumulate(counts)
-    return [
+    outputs = [
         RequestOutput(
             request_id,
             tuple(token_ids[end - count : end]),
@@ -177,6 +188,15 @@ def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
             request_ids, ends, counts, reasons, indices, num_cached_tokens, strict=True
         )
     ]
+    if message.HasField("logprobs"):
+        entries = decode_logprobs("logprobs", message.logprobs, len(outputs))
+        pairs = zip(outputs, entries, strict=True)
+        outputs = [output._replace(logprobs=each) for output, each in pairs]
+    if message.HasField("prompt_logprobs"):
+        entries = decode_logprobs("prompt_logprobs", message.prompt_logprobs, len(outputs))
+        pairs = zip(outputs, entries, strict=True)
+        outputs = [output._replace(scores=each) for output, each in pairs]
+    return outputs
 
 
 def encode_failure(failure: RequestFailure) -> engine_pb2.RequestFailed:
@@ -203,6 +223,8 @@ def _kind(error: LockstepError) -> engine_pb2.RequestFailed.Kind:
             return engine_pb2.RequestFailed.KIND_UNAVAILABLE
         case DeadlineError():
             return engine_pb2.RequestFailed.KIND_DEADLINE
+        case ModelOutputError():
+            return engine_pb2.RequestFailed.KIND_MODEL
         case _:
             return engine_pb2.RequestFailed.KIND_INTERNAL
 
@@ -220,22 +242,7 @@ def _error(failed: engine_pb2.RequestFailed) -> LockstepError:
             return UnavailableError(failed.message)
         case engine_pb2.RequestFailed.KIND_DEADLINE:
             return DeadlineError(failed.message)
+        case engine_pb2.RequestFailed.KIND_MODEL:
+            return ModelOutputError(failed.message)
         case _:
             return LockstepError(failed.message)
-
-
-def _pack(typecode: str, values: Iterable[int]) -> bytes:
-    packed = array(typecode, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def _unpack(typecode: str, name: str, data: bytes) -> list[int]:
-    packed: array[int] = array(typecode)
-    if len(data) % packed.itemsize:
-        raise ValueError(f"{name} has {len(data)} bytes: must be a multiple of {packed.itemsize}")
-    packed.frombytes(data)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tolist()

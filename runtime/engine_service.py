@@ -162,7 +162,9 @@ class _Stream:
             case "add":
                 self._add(message.add)
             case "abort":
-                self._connection.abort(message.abort.request_id)
+                abort = message.abort
+                choice = abort.index if abort.HasField("index") else None
+                self._connection.abort(abort.request_id, choice)
             case "stats":
                 self._outbox.put(self._engine.stats())
             case _:

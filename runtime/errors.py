@@ -24,6 +24,10 @@ class DeadlineError(LockstepError):
     """The client's deadline can't be met any more."""
 
 
+class ModelOutputError(LockstepError):
+    """What the model computed for this request is of no use; others aren't affected."""
+
+
 class UnavailableError(LockstepError):
     """The engine is stopped, starting, or has lost its workers."""
 

@@ -61,6 +61,15 @@ class LiveRequests:
             del self._owners[sequence_id]
         return sorted(live.sequence_ids)
 
+    def remove_choice(self, key: Key, index: int) -> int | None:
+        """Forgets one choice, and the request if it was the last; returns its live sequence."""
+        live = self._requests.get(key)
+        for sequence_id in live.sequence_ids if live is not None else ():
+            if self._owners[sequence_id][1] == index:
+                self._forget([sequence_id])
+                return sequence_id
+        return None
+
     def key_of(self, sequence_id: int) -> Key | None:
         owner = self._owners.get(sequence_id)
         return None if owner is None else (owner[0].client, owner[0].request_id)
@@ -68,14 +77,22 @@ class LiveRequests:
     def publish(self, outcome: StepOutcome) -> None:
         """Gives each client what a step brought it, and forgets what has ended with it."""
         outputs: defaultdict[Client, Outputs] = defaultdict(list)
+        logprobs, scores = outcome.logprobs, outcome.scores
         for choice, token in zip(outcome.sequences, outcome.token_ids, strict=True):
             live, index = self._owners[choice.sequence_id]
             reason = choice.finish_reason
-            cached = 0 if reason is None else (choice.fork_of or choice).num_cached_tokens
-            outputs[live.client].append(
-                RequestOutput(live.request_id, (token,), reason, index, cached)
-            )
-        self._forget(outcome.finished)
+            cached = (choice.fork_of or choice).num_cached_tokens
+            output = RequestOutput(live.request_id, (token,), reason, index, cached)
+            if logprobs or scores:
+                output = _with_logprobs(output, outcome, choice.sequence_id)
+            outputs[live.client].append(output)
+        sampled = {each.sequence_id for each in outcome.sequences} if scores else ()
+        for sequence_id in scores:
+            if sequence_id not in sampled and sequence_id in self._owners:
+                live, index = self._owners[sequence_id]
+                output = RequestOutput(live.request_id, (), None, index)
+                outputs[live.client].append(_with_logprobs(output, outcome, sequence_id))
+        self._forget(each.sequence_id for each in outcome.finished)
         for client, batch in outputs.items():
             client.sink(batch)
 
@@ -88,9 +105,17 @@ class LiveRequests:
         for client, batch in failures.items():
             client.sink(batch)
 
-    def _forget(self, ended: Iterable[Choice]) -> None:
-        for each in ended:
-            live, _ = self._owners.pop(each.sequence_id)
-            live.sequence_ids.remove(each.sequence_id)
+    def _forget(self, sequence_ids: Iterable[int]) -> None:
+        for sequence_id in sequence_ids:
+            live, _ = self._owners.pop(sequence_id)
+            live.sequence_ids.remove(sequence_id)
             if not live.sequence_ids:
                 del self._requests[live.client, live.request_id]
+
+
+def _with_logprobs(output: RequestOutput, outcome: StepOutcome, sequence_id: int) -> RequestOutput:
+    logprobs = outcome.logprobs.get(sequence_id)
+    return output._replace(
+        logprobs=() if logprobs is None else (logprobs,),
+        scores=tuple(outcome.scores.get(sequence_id, ())),
+    )

@@ -16,8 +16,17 @@ from tqdm import tqdm
 from runtime.config import EngineConfig
 from runtime.driver import running_engine
 from runtime.errors import InvalidRequestError, UnavailableError
-from runtime.frontend.text import Detokenizer, Tokenizer
-from runtime.request import EngineStats, FinishReason, Request, RequestFailure, RequestOutput
+from runtime.frontend.choice import Choice, Part
+from runtime.frontend.prompts import check_texts, encode_bad_words
+from runtime.frontend.text import Tokenizer
+from runtime.request import (
+    EngineStats,
+    FinishReason,
+    Request,
+    RequestFailure,
+    RequestOutput,
+    TokenLogprobs,
+)
 from runtime.sampling_params import SamplingParams, fork_seed
 
 if TYPE_CHECKING:
@@ -33,6 +42,8 @@ class Chunk:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None
+    stop: str | int | None  # the stop string or the token that ended it
+    logprobs: tuple[TokenLogprobs, ...]  # one for each token, if wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +55,12 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
+    stop: str | int | None  # the stop string or the token that ended it
     seed: int
     num_cached_tokens: int  # prompt tokens found in the prefix cache
+    logprobs: tuple[TokenLogprobs, ...] | None  # one for each token; None: not asked for
+    # One for each token of the prompt, of choice 0; the first has none. None: not asked for.
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
 
 
 class LLM:
@@ -90,23 +105,21 @@ class LLM:
         than the limits of its queue.
         """
         requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
-        choices = [(each.request_id, i) for each in requests for i in range(each.params.n)]
-        tokens: dict[tuple[int, int], list[int]] = {choice: [] for choice in choices}
-        ends: dict[tuple[int, int], RequestOutput] = {}
+        drafts = {
+            (each.request_id, index): _Draft(each, index)
+            for each in requests
+            for index in range(each.params.n)
+        }
         room = sum(request.params.n * request.params.max_tokens for request in requests)
         with tqdm(total=room, disable=not progress, file=sys.stderr, unit="token") as bar:
-            for output in self._run(requests):
-                request_id, choice = output.request_id, (output.request_id, output.choice)
-                tokens[choice].extend(output.token_ids)
-                if output.finish_reason is not None:
-                    ends[choice] = output
+            for output, part in self._run(requests):
+                draft = drafts[output.request_id, output.choice]
+                draft.extend(output, part)
+                if part.finish_reason is not None:
                     # An early end leaves fewer tokens to wait for.
-                    bar.total -= requests[request_id].params.max_tokens - len(tokens[choice])
-                bar.update(len(output.token_ids))
-        return [
-            self._completion(requests[choice[0]], tokens[choice], ends[choice])
-            for choice in choices
-        ]
+                    bar.total -= draft.request.params.max_tokens - len(draft.token_ids)
+                bar.update(len(part.token_ids))
+        return [draft.completion() for draft in drafts.values()]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Continues one prompt, step by step. Closing the iterator ends the request.
@@ -118,14 +131,14 @@ class LLM:
             raise InvalidRequestError(
                 f"n={request.params.n} must be 1: a stream has one choice; generate takes more"
             )
-        detokenizer = self._detokenizer(request)
-        for output in self._run([request]):
-            text = ""
-            if detokenizer is not None:
-                text = detokenizer.push(output.token_ids)
-                if output.finish_reason is not None:
-                    text += detokenizer.finish()
-            yield Chunk(text=text, token_ids=output.token_ids, finish_reason=output.finish_reason)
+        for _, part in self._run([request]):
+            yield Chunk(
+                text=part.text,
+                token_ids=part.token_ids,
+                finish_reason=part.finish_reason,
+                stop=part.stop,
+                logprobs=part.logprobs,
+            )
 
     def stats(self) -> EngineStats:
         return self._engine.stats()
@@ -183,12 +196,19 @@ class LLM:
                     prompt_token_ids=self._tokenize(prompt),
                     params=its_params,
                     seed=secrets.randbits(64) if its_params.seed is None else its_params.seed,
+                    bad_words=self._bad_words(its_params),
                 )
                 request.check(self._engine.model)
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"prompts[{place}]: {error}") from error
             requests.append(request)
         return requests
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        check_texts(params, self._tokenizer)
+        if self._tokenizer is None:
+            return ()
+        return encode_bad_words(self._tokenizer, params.bad_words)
 
     def _tokenize(self, prompt: Prompt) -> list[int]:
         if not isinstance(prompt, str):
@@ -206,41 +226,71 @@ class LLM:
             )
         return self._tokenizer.encode(prompt)
 
-    def _detokenizer(self, request: Request) -> Detokenizer | None:
-        """None where the model has no tokenizer: its outputs have no text."""
-        if self._tokenizer is None:
-            return None
-        return Detokenizer(self._tokenizer, request.prompt_token_ids)
-
-    def _completion(
-        self, request: Request, token_ids: Sequence[int], end: RequestOutput
-    ) -> Completion:
-        assert end.finish_reason is not None
-        detokenizer = self._detokenizer(request)
-        return Completion(
-            prompt_token_ids=tuple(request.prompt_token_ids),
-            index=end.choice,
-            token_ids=tuple(token_ids),
-            text="" if detokenizer is None else detokenizer.push(token_ids) + detokenizer.finish(),
-            finish_reason=end.finish_reason,
-            seed=fork_seed(request.seed, end.choice),
-            num_cached_tokens=end.num_cached_tokens,
-        )
-
-    def _run(self, requests: Sequence[Request]) -> Iterator[RequestOutput]:
+    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[RequestOutput, Part]]:
+        """What the engine brings, and how it reads, until all choices have ended."""
         if self._closed:
             raise UnavailableError("this LLM is closed")
+        choices = {
+            (each.request_id, index): Choice(self._tokenizer, each.prompt_token_ids, each.params)
+            for each in requests
+            for index in range(each.params.n)
+        }
         inbox: SimpleQueue[Outputs] = SimpleQueue()
         connection = self._engine.connect(inbox.put)
         try:
             for request in requests:
                 connection.add(request)
-            unfinished = sum(request.params.n for request in requests)
-            while unfinished:
+            while choices:
                 for output in inbox.get():
                     if isinstance(output, RequestFailure):
                         raise output.error
-                    unfinished -= output.finish_reason is not None
-                    yield output
+                    key = output.request_id, output.choice
+                    if key not in choices:  # it was ended while this was under way
+                        continue
+                    part = choices[key].extend(output)
+                    if part.finish_reason is not None:
+                        del choices[key]
+                    if part.ends_early:
+                        connection.abort(*key)
+                    yield output, part
         finally:
             connection.close()
+
+
+class _Draft:
+    """What has come of one choice."""
+
+    def __init__(self, request: Request, index: int) -> None:
+        self.request = request
+        self.token_ids: list[int] = []
+        self._index = index
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._scores: list[TokenLogprobs | None] = [None]
+        self._end: tuple[RequestOutput, Part] | None = None
+
+    def extend(self, output: RequestOutput, part: Part) -> None:
+        self.token_ids.extend(part.token_ids)
+        self._texts.append(part.text)
+        self._logprobs.extend(part.logprobs)
+        self._scores.extend(output.scores)
+        self._end = (output, part)
+
+    def completion(self) -> Completion:
+        assert self._end is not None
+        output, part = self._end
+        assert part.finish_reason is not None
+        params = self.request.params
+        is_scored = params.prompt_logprobs is not None and self._index == 0
+        return Completion(
+            prompt_token_ids=tuple(self.request.prompt_token_ids),
+            index=self._index,
+            token_ids=tuple(self.token_ids),
+            text="".join(self._texts),
+            finish_reason=part.finish_reason,
+            stop=part.stop,
+            seed=fork_seed(self.request.seed, self._index),
+            num_cached_tokens=output.num_cached_tokens,
+            logprobs=None if params.logprobs is None else tuple(self._logprobs),
+            prompt_logprobs=tuple(self._scores) if is_scored else None,
+        )

@@ -1,6 +1,6 @@
 """What the engine is asked for and what it answers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -44,6 +44,7 @@ class Request:
     prompt_token_ids: Sequence[int]
     params: SamplingParams
     seed: int
+    bad_words: tuple[tuple[int, ...], ...] = ()  # those of `params`, as tokens
     cache_salt: str = ""  # cached prefixes are shared within one salt
     priority: int = 0  # lower is more urgent
     tenant: str = ""  # who is charged
@@ -64,21 +65,51 @@ class Request:
             raise InvalidRequestError(
                 f"priority={self.priority} must be in [-{MAX_PRIORITY}, {MAX_PRIORITY}]"
             )
-        for extreme in (min(prompt), max(prompt)):
+        structure = self.params.structure
+        if structure is not None and not model.eos_token_ids:
+            raise InvalidRequestError(
+                f"{structure.kind} is set, and the model has no end-of-sequence token with which "
+                "a complete output could end"
+            )
+        self._check_ids("prompt token id", prompt, model)
+        self._check_ids("logit_bias token id", self.params.logit_bias or (), model)
+        self._check_ids("allowed_token_ids", self.params.allowed_token_ids, model)
+        self._check_ids("stop_token_ids", self.params.stop_token_ids, model)
+        for word in self.bad_words:
+            self._check_ids("bad_words token id", word, model)
+
+    def _check_ids(self, name: str, token_ids: Collection[int], model: ModelInfo) -> None:
+        for extreme in (min(token_ids), max(token_ids)) if token_ids else ():
             if not 0 <= extreme < model.vocab_size:
                 raise InvalidRequestError(
-                    f"prompt token id {extreme} must be in [0, {model.vocab_size}), the vocabulary"
+                    f"{name} {extreme} must be in [0, {model.vocab_size}), the vocabulary"
                 )
 
 
+class TokenLogprobs(NamedTuple):
+    """Log probabilities of one token and of the most probable ones, by the model alone.
+
+    -9999 stands for a probability of 0.
+    """
+
+    logprob: float
+    top_token_ids: tuple[int, ...]  # best first; those of probability 0 are left out
+    top_logprobs: tuple[float, ...]
+
+
 class RequestOutput(NamedTuple):
-    """What one step brought for one choice: new tokens, and the reason if they are its last."""
+    """What one step brought for one choice: new tokens, and the reason if they are its last.
+
+    A step that computes a part of a prompt may bring scores alone.
+    """
 
     request_id: int
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     choice: int = 0  # which of its request
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if wanted
+    scores: tuple[TokenLogprobs, ...] = ()  # of the next tokens of the prompt, from its second on
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +138,5 @@ class EngineStats:
     num_cached_tokens: int
     num_refused: int
     num_timed_out: int
+    num_invalid_logits: int
+    num_empty_supports: int

@@ -77,7 +77,7 @@ class FakeEngine:
     def __init__(self, model: ModelInfo) -> None:
         self.model = model
         self.added: SimpleQueue[tuple[FakeConnection, Request]] = SimpleQueue()
-        self.aborted: SimpleQueue[int] = SimpleQueue()
+        self.aborted: SimpleQueue[int | tuple[int, int]] = SimpleQueue()
         self.closed: SimpleQueue[FakeConnection] = SimpleQueue()
 
     def connect(self, sink: Sink) -> "FakeConnection":
@@ -96,8 +96,8 @@ class FakeConnection:
     def add(self, request: Request) -> None:
         self._engine.added.put((self, request))
 
-    def abort(self, request_id: int) -> None:
-        self._engine.aborted.put(request_id)
+    def abort(self, request_id: int, choice: int | None = None) -> None:
+        self._engine.aborted.put(request_id if choice is None else (request_id, choice))
 
     def close(self) -> None:
         self._engine.closed.put(self)
@@ -117,7 +117,7 @@ class EchoEngine(FakeEngine):
             for connection, request in requests:
                 prompt = request.prompt_token_ids
                 if step < len(prompt):
-                    reason = FinishReason.STOP if step == len(prompt) - 1 else None
+                    reason = FinishReason.LENGTH if step == len(prompt) - 1 else None
                     token = (prompt[step],)
                     outputs[connection].extend(
                         RequestOutput(request.request_id, token, reason, index)

@@ -1,21 +1,25 @@
 """Builders of scheduling objects, and the oracle: a fake model that reads through block tables."""
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Sequence as Ids
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from runtime.request import TokenLogprobs
 from runtime.sampling_params import SamplingParams
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout, window_blocks
 from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.limits import QueueLimits, SchedulerLimits
 from runtime.scheduling.policy import FcfsPolicy, Policy
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
-from runtime.scheduling.step_plan import BlockTables, StepPlan, StepResult
+from runtime.scheduling.step_plan import BlockTables, Fault, StepPlan, StepResult
+from runtime.scheduling.token_masks import TokenMasks, no_masks
 
 VOCAB_SIZE = 997
 EOS = 0
@@ -77,6 +81,10 @@ def make_scheduler(
     )
 
 
+def make_table(*, max_num_seqs: int, num_groups: int) -> BatchTable:
+    return BatchTable(max_num_seqs=max_num_seqs, num_groups=num_groups, vocab_size=VOCAB_SIZE)
+
+
 def make_sequence(
     sequence_id: int,
     prompt: Ids[int],
@@ -85,9 +93,13 @@ def make_sequence(
     seed: int = 0,
     ignore_eos: bool = False,
     min_tokens: int = 0,
+    params: dict[str, Any] | None = None,
     **options: Any,
 ) -> Sequence:
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=ignore_eos, min_tokens=min_tokens)
+    """`params` are further sampling parameters."""
+    params = SamplingParams(
+        max_tokens=max_tokens, ignore_eos=ignore_eos, min_tokens=min_tokens, **(params or {})
+    )
     return Sequence(sequence_id, prompt, params=params, seed=seed, **options)
 
 
@@ -108,6 +120,15 @@ def _next_cell(cell: int, token: int) -> int:
 def _draw(cells: Ids[int], seed: int) -> int:
     digest = hashlib.sha256(np.array([seed, *cells], np.uint64).tobytes()).digest()
     return int.from_bytes(digest[:4], "little") % VOCAB_SIZE
+
+
+def oracle_scores(prompt: Ids[int], *, windows: Ids[int] = (0,)) -> list[TokenLogprobs]:
+    """What the oracle tells of a prompt's tokens, from the second on."""
+    window = 0 if 0 in windows else max(windows)
+    return [
+        TokenLogprobs(oracle_token(prompt[:place], prompt[place], window=window), (), ())
+        for place in range(1, len(prompt))
+    ]
 
 
 def oracle_continuation(
@@ -141,8 +162,11 @@ class OracleExecutor:
         self.layout = layout
         self.cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
         self.plans: list[StepPlan] = []
+        self.faulty: set[int] = set()  # ids of sequences that can't be sampled
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(
+        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
+    ) -> StepResult:
         self.plans.append(plan)
         for source, target in plan.block_copies:
             self.cache[target] = self.cache[source]
@@ -157,10 +181,14 @@ class OracleExecutor:
             )
             for row, index in zip(plan.sample_index, plan.sample_sequence, strict=True)
         ]
+        sequence_ids = plan.sequence_ids[plan.sample_sequence].tolist()
+        rows = [row for row, each in enumerate(sequence_ids) if each in self.faulty]
         return StepResult(
             step_id=plan.step_id,
-            sequence_ids=plan.sequence_ids[plan.sample_sequence].tolist(),
+            sequence_ids=sequence_ids,
             token_ids=token_ids,
+            faults=dict.fromkeys(rows, Fault.INVALID_LOGITS),
+            scores=self._scores(plan, tables),
         )
 
     def close(self) -> None:
@@ -187,6 +215,17 @@ class OracleExecutor:
                     self.cache[self._cell(*table[index], position)] = _next_cell(before, token)
             row += count
         assert row == len(plan.input_ids)
+
+    def _scores(
+        self, plan: StepPlan, tables: list[list[tuple[int, np.ndarray]]]
+    ) -> list[TokenLogprobs]:
+        ends = np.cumsum(plan.query_lens)
+        scores = []
+        for row, token in zip(plan.score_index, plan.score_token_ids, strict=True):
+            index = int(np.searchsorted(ends, row, side="right"))
+            view = self._view(tables, index, int(plan.positions[row]) + 1)
+            scores.append(TokenLogprobs(_draw(view, int(token)), (), ()))
+        return scores
 
     def _cell(self, first: int, block_ids: np.ndarray, position: int) -> tuple[int, int]:
         block, offset = divmod(position, self.layout.block_size)

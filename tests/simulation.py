@@ -12,7 +12,7 @@ from benchmarks.simulate.replicas import Replicas
 from benchmarks.simulate.request_log import Slo
 from benchmarks.simulate.workload import SimulatedRequest, Workload
 from runtime.config import EngineConfig
-from runtime.scheduling.step_plan import Int32
+from runtime.scheduling.sampler_inputs import Int32
 
 # Datasheet speeds and nothing else: what no step can be faster than.
 FLOOR = CostConstants(

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 
-from runtime.scheduling.flatten import BatchTable
+from runtime.request import TokenLogprobs
 from runtime.scheduling.output import SchedulerOutput, StepOutcome
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import StepResult
-from tests.scheduling import OracleExecutor, make_sequence, oracle_continuation
+from tests.scheduling import OracleExecutor, make_sequence, make_table, oracle_continuation
 
 MAX_STEPS = 5000
 
@@ -30,8 +30,12 @@ def finish(
 ) -> StepOutcome:
     """The step in flight brings `token` for everyone who samples."""
     sampled = ids([*output.steady, *(each.sequence for each in output.scheduled if each.samples)])
+    num_scored = sum(len(each.scored) for each in output.scheduled)
     result = StepResult(
-        step_id=output.step_id, sequence_ids=sampled, token_ids=[token] * len(sampled)
+        step_id=output.step_id,
+        sequence_ids=sampled,
+        token_ids=[token] * len(sampled),
+        scores=[TokenLogprobs(-1.0, (), ())] * num_scored,
     )
     outcome = scheduler.update(result, now)
     scheduler.check_invariants()
@@ -79,7 +83,7 @@ class OracleRun:
         self.scheduler = scheduler
         layout = scheduler.cache.layout
         self.executor = OracleExecutor(layout)
-        self.table = BatchTable(
+        self.table = make_table(
             max_num_seqs=scheduler.limits.max_num_seqs, num_groups=len(layout.groups)
         )
 

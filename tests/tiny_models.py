@@ -22,10 +22,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from workers.batch import Batch, BlockTables
+from protos import worker_pb2
+from workers.batch import Batch, BlockTables, SamplingColumns
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
 from workers.model_executor import ModelExecutor
 from workers.parallel import TensorParallel, Topology
+from workers.sampling_codec import decode_inputs
 
 VOCABULARY = 211  # a prime: no number of ranks divides it
 NEW_TOKENS = 12
@@ -179,6 +181,8 @@ class Row:
     top_p: float = 1.0
     seed: int = 0
     min_length: int = 0
+    num_logprobs: int = -1
+    num_scored_tops: int | None = None  # all tokens but the first are scored
     first_blocks: Sequence[int] = ()  # one per cache group; 0 where there is none
 
 
@@ -189,6 +193,11 @@ def make_batch(rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> B
         (index, start + offset % len(row.tokens))
         for index, (row, start) in enumerate(zip(rows, starts, strict=True))
         for offset in row.sample
+    ]
+    scores = [
+        (start + offset, row.tokens[offset + 1], row.num_scored_tops)
+        for row, start in zip(rows, starts, strict=True)
+        for offset in range(len(row.tokens) - 1 if row.num_scored_tops is not None else 0)
     ]
     int32 = torch.int32
     return Batch(
@@ -204,11 +213,23 @@ def make_batch(rows: Sequence[Row], copies: Sequence[tuple[int, int]] = ()) -> B
         block_copies=torch.tensor(copies, dtype=int32).view(-1, 2),
         sample_index=torch.tensor([place for _, place in samples], dtype=int32),
         sample_sequence=torch.tensor([index for index, _ in samples], dtype=int32),
-        temperature=torch.tensor([row.temperature for row in rows]),
-        top_k=torch.tensor([row.top_k for row in rows], dtype=int32),
-        top_p=torch.tensor([row.top_p for row in rows]),
-        seed=torch.tensor([row.seed for row in rows]),
-        min_length=torch.tensor([row.min_length for row in rows], dtype=int32),
+        sampling=SamplingColumns(
+            temperature=torch.tensor([row.temperature for row in rows]),
+            top_k=torch.tensor([row.top_k for row in rows], dtype=int32),
+            top_p=torch.tensor([row.top_p for row in rows]),
+            min_p=torch.zeros(len(rows)),
+            seed=torch.tensor([row.seed for row in rows]),
+            min_length=torch.tensor([row.min_length for row in rows], dtype=int32),
+            presence_penalty=torch.zeros(len(rows)),
+            frequency_penalty=torch.zeros(len(rows)),
+            repetition_penalty=torch.ones(len(rows)),
+            num_logprobs=torch.tensor([row.num_logprobs for row in rows], dtype=int32),
+        ),
+        sampler_inputs=decode_inputs(worker_pb2.SamplerInputs(), len(samples), VOCABULARY),
+        defers_sampling=False,
+        score_index=torch.tensor([place for place, _, _ in scores], dtype=int32),
+        score_token_ids=torch.tensor([token for _, token, _ in scores], dtype=int32),
+        score_num_tops=torch.tensor([count for _, _, count in scores], dtype=int32),
     )
 
 

@@ -1,21 +1,25 @@
 """Builders and fakes for the road between driver and ranks."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
 import numpy as np
+import torch
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.auth import bearer
+from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
-from workers.batch import Batch
+from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.codec import StepLimits
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.model_side import ModelSide, Progress
+from workers.sampling.logprobs import Logprobs
+from workers.sampling.sampler import Samples
 from workers.server import WorkerServer, serve
 
 TOKEN = "the-right-token"
@@ -49,12 +53,64 @@ def example_plan(step_id: int = 1, **changes: Any) -> StepPlan:
             temperature=np.array([0, 0.5], np.float32),
             top_k=ints(0, 40),
             top_p=np.array([1, 0.9], np.float32),
+            min_p=np.array([0, 0.25], np.float32),
             seed=np.array([2**64 - 1, 7], np.uint64),
             min_length=ints(0, 46),
+            presence_penalty=np.array([0, 0.5], np.float32),
+            frequency_penalty=np.array([0, -0.5], np.float32),
+            repetition_penalty=np.array([1, 1.25], np.float32),
+            num_logprobs=ints(-1, 3),
         ),
+        sampler_inputs=no_inputs(),
+        defer_sampling=False,
+        score_index=ints(),
+        score_token_ids=ints(),
+        score_num_tops=ints(),
         block_copies=np.zeros((0, 2), np.int32),
     )
     return replace(plan, **changes)
+
+
+def make_logprobs(
+    *entries: tuple[int, float, Sequence[int], Sequence[float]],
+) -> Logprobs:
+    """Each entry with its row, the token's logprob, and the best tokens with theirs."""
+    width = max((len(ids) for _, _, ids, _ in entries), default=0)
+    never = float("-inf")
+    return Logprobs(
+        rows=torch.tensor([row for row, *_ in entries], dtype=torch.int64),
+        logprobs=torch.tensor([own for _, own, *_ in entries], dtype=torch.float32),
+        num_tops=torch.tensor([len(ids) for _, _, ids, _ in entries], dtype=torch.int64),
+        top_token_ids=torch.tensor(
+            [[*ids, *[0] * width][:width] for _, _, ids, _ in entries], dtype=torch.int64
+        ).reshape(len(entries), width),
+        top_logprobs=torch.tensor(
+            [[*values, *[never] * width][:width] for *_, values in entries], dtype=torch.float32
+        ).reshape(len(entries), width),
+    )
+
+
+def make_samples(
+    token_ids: "Sequence[int] | torch.Tensor",
+    *,
+    faults: Sequence[int] = (),
+    logprobs: Logprobs | None = None,
+) -> Samples:
+    count = len(token_ids)
+    return Samples(
+        token_ids=torch.as_tensor(token_ids, dtype=torch.int64),
+        faults=torch.tensor(faults or [0] * count, dtype=torch.uint8),
+        logprobs=logprobs or make_logprobs(),
+    )
+
+
+def result_of(token_ids: Mapping[int, int]) -> worker_pb2.StepResult:
+    """What rank 0 sends for these tokens by sequence id."""
+    return worker_pb2.StepResult(
+        sequence_ids=np.array(list(token_ids), np.uint64).tobytes(),
+        num_tokens=np.ones(len(token_ids), np.int32).tobytes(),
+        token_ids=np.array(list(token_ids.values()), np.int32).tobytes(),
+    )
 
 
 def model_spec(**changes: Any) -> ModelSpec:
@@ -94,6 +150,8 @@ class FakeModel:
     started: threading.Event = field(default_factory=threading.Event)
     threads: set[int] = field(default_factory=set)
     batches: list[Batch] = field(default_factory=list)
+    masks: list[TokenMasks] = field(default_factory=list)
+    rank: int = 0
     timings: FakeTimings = field(default_factory=FakeTimings)
 
     def __post_init__(self) -> None:
@@ -108,6 +166,7 @@ class FakeModel:
 
     def join(self, config: WorkerConfig, store: Any) -> "FakeModel":
         self.threads.add(threading.get_ident())
+        self.rank = config.rank
         return self
 
     def load(self, config: WorkerConfig, parallel: Any, on_progress: Progress) -> "FakeModel":
@@ -122,18 +181,20 @@ class FakeModel:
         self.on_allocate()
         return layout.num_blocks * 100
 
-    def execute_model(self, batch: Batch) -> dict[int, int]:
+    def forward(self, batch: Batch) -> None:
         self.threads.add(threading.get_ident())
         self.batches.append(batch)
         self.started.set()
         self.gate.wait(TIMEOUT_S)
         self.on_step()
-        rows = batch.sample_index.tolist()
-        sequences = batch.sample_sequence.tolist()
-        return {
-            batch.sequence_ids[sequence]: int(batch.input_ids[row]) + 1
-            for row, sequence in zip(rows, sequences, strict=True)
-        }
+
+    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None:
+        self.threads.add(threading.get_ident())
+        self.masks.append(masks)
+        if self.rank != 0:
+            return None
+        batch = self.batches[-1]
+        return make_samples(batch.input_ids[batch.sample_index.long()] + 1), make_logprobs()
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())

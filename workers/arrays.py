@@ -57,3 +57,8 @@ def check_each(name: str, array: Int32, low: Int32 | int, high: Int32 | int) -> 
 def to_tensor(array: NDArray[Any]) -> torch.Tensor:
     """A copy: the message's bytes are read-only, and torch has no read-only tensors."""
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=True))
+
+
+def to_int64(array: NDArray[Any]) -> torch.Tensor:
+    """Numbers that index tensors."""
+    return torch.from_numpy(array.astype(np.int64))

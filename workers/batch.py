@@ -2,10 +2,11 @@
 
 The worker's side of the wire's StepPlan.
 
-T tokens, S sequences, R sampled rows, G cache groups.
+T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import IntEnum
 
 import torch
 
@@ -23,6 +24,92 @@ class BlockTables:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingColumns:
+    """One value for each sequence, or for each sampled row."""
+
+    temperature: torch.Tensor  # [S] float32, 0 is greedy
+    top_k: torch.Tensor  # [S] int32, 0 keeps all
+    top_p: torch.Tensor  # [S] float32, 1 keeps all
+    min_p: torch.Tensor  # [S] float32, 0 keeps all
+    seed: torch.Tensor  # [S] int64, the bits of the unsigned seed
+    min_length: torch.Tensor  # [S] int32, a token at a position below it doesn't end its sequence
+    presence_penalty: torch.Tensor  # [S] float32, 0 changes nothing
+    frequency_penalty: torch.Tensor  # [S] float32, 0 changes nothing
+    repetition_penalty: torch.Tensor  # [S] float32, 1 changes nothing
+    num_logprobs: torch.Tensor  # [S] int32, most probable tokens to tell; -1 tells nothing
+
+    def take(self, index: torch.Tensor) -> "SamplingColumns":
+        """The values at `index`."""
+        return SamplingColumns(
+            **{each.name: getattr(self, each.name)[index] for each in fields(self)}
+        )
+
+
+class MaskKind(IntEnum):
+    """What the words of a row's mask are; the numbers are those of the wire."""
+
+    ALLOWED = 1  # token ids
+    FORBIDDEN = 2  # token ids
+    BITS = 3  # bit i of word w is set: token 32 w + i is allowed; ceil(V / 32) words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenBiases:
+    """Added to logits, N of them; no token twice in a row."""
+
+    rows: torch.Tensor  # [N] int64, of R, rising
+    token_ids: torch.Tensor  # [N] int64
+    values: torch.Tensor  # [N] float32, -inf forbids the token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenMasks:
+    """Which tokens M rows may sample."""
+
+    rows: torch.Tensor  # [M] int64, of R, rising, all different
+    kinds: torch.Tensor  # [M] uint8, MaskKind
+    num_words: torch.Tensor  # [M] int64
+    words: torch.Tensor  # [sum(num_words)] int32
+
+
+NO_MASKS = TokenMasks(
+    rows=torch.zeros(0, dtype=torch.int64),
+    kinds=torch.zeros(0, dtype=torch.uint8),
+    num_words=torch.zeros(0, dtype=torch.int64),
+    words=torch.zeros(0, dtype=torch.int32),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadWords:
+    """W sequences of 2 tokens or more, whose last one isn't sampled after those before it."""
+
+    rows: torch.Tensor  # [W] int64, of R, rising; a row may have several
+    lengths: torch.Tensor  # [W] int64
+    token_ids: torch.Tensor  # [sum(lengths)] int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenHistory:
+    """The last tokens of H rows: all of them where a penalty needs them, enough for BadWords."""
+
+    rows: torch.Tensor  # [H] int64, of R, rising, all different
+    lengths: torch.Tensor  # [H] int64
+    num_prompt_tokens: torch.Tensor  # [H] int64, how many of them, from the front, are prompt
+    token_ids: torch.Tensor  # [sum(lengths)] int64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplerInputs:
+    """What sampling needs beyond the columns, on the sampler's rank; each may have no rows."""
+
+    biases: TokenBiases
+    masks: TokenMasks
+    bad_words: BadWords
+    history: TokenHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """CPU tensors, as decoded; the executor moves what its device needs."""
 
@@ -35,8 +122,9 @@ class Batch:
     block_copies: torch.Tensor  # [K, 2] int32, source and target, copied in order before the step
     sample_index: torch.Tensor  # [R] int32, rows of T whose next token is sampled
     sample_sequence: torch.Tensor  # [R] int32, index into S
-    temperature: torch.Tensor  # [S] float32, 0 is greedy
-    top_k: torch.Tensor  # [S] int32, 0 keeps all
-    top_p: torch.Tensor  # [S] float32
-    seed: torch.Tensor  # [S] int64, the bits of the unsigned seed
-    min_length: torch.Tensor  # [S] int32, a token at a position below it doesn't end its sequence
+    sampling: SamplingColumns  # [S]
+    sampler_inputs: SamplerInputs
+    defers_sampling: bool  # masks come later, and sampling waits for them
+    score_index: torch.Tensor  # [P] int32, rows of T for whose logits a logprob is wanted
+    score_token_ids: torch.Tensor  # [P] int32, of which token
+    score_num_tops: torch.Tensor  # [P] int32, most probable tokens to tell beside it

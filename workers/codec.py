@@ -1,21 +1,18 @@
-"""Between the wire's messages and what a rank runs: StepPlan to Batch, tokens to StepResult.
+"""Between the wire's messages and what a rank runs: StepPlan to Batch.
 
 Everything that arrives is checked here, so that a malformed step never reaches the device.
-T tokens, S sequences, R sampled rows, G cache groups.
+T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from protos import worker_pb2
 from workers.arrays import (
-    FLOAT32,
     INT32,
     UINT64,
     Int32,
@@ -25,8 +22,9 @@ from workers.arrays import (
     to_tensor,
 )
 from workers.batch import Batch, BlockTables
-from workers.config import CacheLayout, LayerCacheSpec, ModelSpec
+from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import StepError
+from workers.sampling_codec import decode_columns, decode_inputs
 
 
 class NotBuiltError(StepError):
@@ -55,11 +53,16 @@ def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
     )
 
 
-def decode_plan(plan: worker_pb2.StepPlan, limits: StepLimits) -> Batch:
-    """Raises StepError: an array has a wrong length, sum or range. The message names it.
+def decode_plan(
+    plan: worker_pb2.StepPlan,
+    limits: StepLimits,
+    inputs: worker_pb2.SamplerInputs | None = None,
+) -> Batch:
+    """`inputs` come with the plan to rank 0 alone.
 
-    Raises NotBuiltError: the step has token_references, defer_sampling or block_ops other than
-    copies.
+    Raises StepError: an array has a wrong length, sum or range. The message names it.
+
+    Raises NotBuiltError: the step has token_references or block_ops other than copies.
     """
     _refuse_what_is_not_built(plan)
     input_ids = read_array("input_ids", plan.input_ids, INT32)
@@ -91,16 +94,12 @@ def decode_plan(plan: worker_pb2.StepPlan, limits: StepLimits) -> Batch:
         block_copies=_decode_copies(plan, limits.num_blocks),
         sample_index=to_tensor(sample_index),
         sample_sequence=to_tensor(sample_sequence),
-        **_decode_sampling(plan.sampling, num_sequences),
-    )
-
-
-def encode_result(token_ids: Mapping[int, int]) -> worker_pb2.StepResult:
-    """One token for each sequence id in `token_ids`, in its order."""
-    return worker_pb2.StepResult(
-        sequence_ids=np.fromiter(token_ids.keys(), UINT64, len(token_ids)).tobytes(),
-        num_tokens=np.ones(len(token_ids), INT32).tobytes(),
-        token_ids=np.fromiter(token_ids.values(), INT32, len(token_ids)).tobytes(),
+        sampling=decode_columns(plan.sampling, num_sequences),
+        sampler_inputs=decode_inputs(
+            inputs or worker_pb2.SamplerInputs(), len(sample_index), limits.vocab_size
+        ),
+        defers_sampling=plan.defer_sampling,
+        **_decode_scores(plan, num_tokens, limits.vocab_size),
     )
 
 
@@ -110,6 +109,26 @@ def input_hash(batch: Batch) -> int:
     for tensor in (batch.input_ids, batch.positions, batch.query_lens):
         digest.update(tensor.numpy().astype(INT32, copy=False).tobytes())
     return int.from_bytes(digest.digest()[:8], "little")
+
+
+def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
+    """Raises StepError: there is no such rank."""
+    if request.tp_size < 1:
+        raise StepError(f"tp_size={request.tp_size} must be at least 1")
+    if request.rank >= request.tp_size:
+        raise StepError(f"rank={request.rank} must be less than tp_size={request.tp_size}")
+    return WorkerConfig(
+        model_path=request.model_path,
+        rank=request.rank,
+        tp_size=request.tp_size,
+        rendezvous_host=request.rendezvous_host,
+        rendezvous_port=request.rendezvous_port,
+        dtype=request.dtype,
+        device=request.device,
+        attention=request.attention,
+        num_threads=request.num_threads,
+        local_world_size=request.local_world_size,
+    )
 
 
 def decode_layout(request: worker_pb2.AllocateCacheRequest, spec: ModelSpec) -> CacheLayout:
@@ -169,10 +188,6 @@ def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
             "token_references is set: this worker keeps no samples of earlier steps yet, "
             "send each token itself in input_ids"
         )
-    if plan.defer_sampling:
-        raise NotBuiltError(
-            "defer_sampling is set: this worker samples in the step itself, send it unset"
-        )
 
 
 def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32, Int32]:
@@ -190,6 +205,22 @@ def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32
     starts = ends - query_lens[sequence]
     check_each("sample_index", index, starts, ends - 1)
     return index, sequence
+
+
+def _decode_scores(
+    plan: worker_pb2.StepPlan, num_tokens: int, vocab_size: int
+) -> dict[str, torch.Tensor]:
+    index = read_array("score_index", plan.score_index, INT32)
+    check_range("score_index", index, 0, num_tokens)
+    ids = read_array("score_token_ids", plan.score_token_ids, INT32, len(index), "score_index")
+    check_range("score_token_ids", ids, 0, vocab_size)
+    tops = read_array("score_num_tops", plan.score_num_tops, INT32, len(index), "score_index")
+    check_range("score_num_tops", tops, 0, vocab_size + 1)
+    return {
+        "score_index": to_tensor(index),
+        "score_token_ids": to_tensor(ids),
+        "score_num_tops": to_tensor(tops),
+    }
 
 
 def _decode_tables(
@@ -240,36 +271,6 @@ def _decode_copies(plan: worker_pb2.StepPlan, num_blocks: int) -> torch.Tensor:
     check_range("block_ops.source_block", sources, 0, num_blocks)
     check_range("block_ops.target_block", targets, 0, num_blocks)
     return torch.from_numpy(np.stack((sources, targets), axis=1).astype(np.int32))
-
-
-def _decode_sampling(columns: worker_pb2.SamplingColumns, num_sequences: int) -> dict[str, Any]:
-    def column(name: str, data: bytes, dtype: np.dtype[Any]) -> NDArray[Any]:
-        return read_array(f"sampling.{name}", data, dtype, num_sequences, "sequence_ids")
-
-    temperature = column("temperature", columns.temperature, FLOAT32)
-    finite = np.isfinite(temperature) & (temperature >= 0)
-    if not finite.all():
-        raise StepError(
-            f"sampling.temperature {temperature[~finite][0]} must be finite and at least 0"
-        )
-    top_k = column("top_k", columns.top_k, INT32)
-    if (top_k < 0).any():
-        raise StepError(f"sampling.top_k {top_k.min()} must be at least 0")
-    top_p = column("top_p", columns.top_p, FLOAT32)
-    inside = (top_p > 0) & (top_p <= 1)
-    if not inside.all():
-        raise StepError(f"sampling.top_p {top_p[~inside][0]} must be in (0, 1]")
-    seed = column("seed", columns.seed, UINT64)
-    min_length = column("min_length", columns.min_length, INT32)
-    if (min_length < 0).any():
-        raise StepError(f"sampling.min_length {min_length.min()} must be at least 0")
-    return {
-        "temperature": to_tensor(temperature),
-        "top_k": to_tensor(top_k),
-        "top_p": to_tensor(top_p),
-        "seed": to_tensor(seed.view(np.int64)),
-        "min_length": to_tensor(min_length),
-    }
 
 
 def _check_positions(positions: Int32, seq_lens: Int32, query_lens: Int32) -> None:

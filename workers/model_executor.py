@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_metadata
 from workers.attention.reference import ReferenceAttention
-from workers.batch import Batch
+from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, StepError
 from workers.layers.paged_attention import AttentionCall, AttentionPass, StepPass
@@ -24,7 +24,8 @@ from workers.models import build
 from workers.models.probe import find_attention_calls
 from workers.models.sharding import shard_model
 from workers.parallel import TensorParallel
-from workers.sampler import Sampler, SamplingRows
+from workers.sampling.logprobs import Logprobs
+from workers.sampling.sampler import Sampler, Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class ModelExecutor:
         """
         torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
         self.timings = StepTimings(0, 0)  # of the last step
+        self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
         self._parallel = parallel
         self._local_world_size = config.local_world_size
         self._device = _device(config)
@@ -112,21 +114,58 @@ class ModelExecutor:
 
         Raises StepError: the batch doesn't fit the model or its cache; nothing ran.
         """
+        self.forward(batch)
+        sampled = self.sample()
+        if sampled is None:
+            return {}
+        sequences = batch.sample_sequence.tolist()
+        tokens = sampled[0].token_ids.tolist()
+        return {batch.sequence_ids[s]: token for s, token in zip(sequences, tokens, strict=True)}
+
+    def forward(self, batch: Batch) -> None:
+        """Runs the forward pass of a step; `sample` follows.
+
+        Raises StepError, as execute_model.
+        """
         start = perf_counter_ns()
-        logits = self.compute_logits(batch)
-        forward_end = perf_counter_ns()
-        tokens = {} if logits is None else self._sample(logits, batch)
-        sample_end = perf_counter_ns()
-        self.timings = StepTimings(
-            (forward_end - start) // 1000, (sample_end - forward_end) // 1000
+        self._pending = (batch, self.compute_logits(batch))
+        self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
+
+    @torch.inference_mode()
+    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None:
+        """Samples from the logits of the last forward pass, and scores; `masks` beside its own.
+
+        None where this rank doesn't sample.
+        """
+        assert self._pending is not None, "sample comes after forward"
+        (batch, logits), self._pending = self._pending, None
+        if not self._parallel.is_sampler:
+            return None
+        start = perf_counter_ns()
+        if logits is None:  # no row was asked for
+            logits = torch.zeros(0, self._vocab_size, device=self._device)
+        row = batch.sample_sequence.long()
+        num_rows = len(row)
+        samples = self._sampler.sample(
+            logits[:num_rows],
+            batch.positions[batch.sample_index.long()].long() + 1,
+            batch.sampling.take(row),
+            batch.sampler_inputs,
+            masks,
         )
-        return tokens
+        scores = self._sampler.score(
+            logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
+        )
+        sample_us = (perf_counter_ns() - start) // 1000
+        self.timings = StepTimings(self.timings.forward_us, sample_us)
+        return samples, scores
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:
         """Copies blocks, then runs the forward pass.
 
-        Logits [R, V] float32 on the sampler's rank, None on the others.
+        Logits [R + P, V] float32 of the sampled and then of the scored rows, on the sampler's rank;
+        None on the others, and where there are no such rows.
 
         Raises StepError, as execute_model.
         """
@@ -140,36 +179,22 @@ class ModelExecutor:
             [metadata[group] for group in self._group_of],
             self._backend,
         )
-        logits = self._forward(batch.input_ids, batch.positions, batch.sample_index, step)
+        wanted = torch.cat((batch.sample_index, batch.score_index))
+        logits = self._forward(batch.input_ids, batch.positions, wanted, step)
         step.finish()
-        if len(batch.sample_index) == 0:
+        if len(wanted) == 0:
             return None
         joined = self._parallel.gather_to_sampler(logits)
         return None if joined is None else joined[:, : self._vocab_size].float()
-
-    @torch.inference_mode()
-    def _sample(self, logits: torch.Tensor, batch: Batch) -> dict[int, int]:
-        row = batch.sample_sequence.long()
-        sequence_ids = tuple(batch.sequence_ids[sequence] for sequence in row.tolist())
-        rows = SamplingRows(
-            sequence_ids=sequence_ids,
-            positions=batch.positions[batch.sample_index.long()].long() + 1,
-            temperature=batch.temperature[row],
-            top_k=batch.top_k[row],
-            top_p=batch.top_p[row],
-            seed=batch.seed[row],
-            min_length=batch.min_length[row],
-        )
-        return dict(zip(sequence_ids, self._sampler.sample(logits, rows).tolist(), strict=True))
 
     def _forward(
         self,
         input_ids: torch.Tensor,
         positions: torch.Tensor,
-        sample_index: torch.Tensor,
+        wanted: torch.Tensor,
         attention: AttentionPass,
     ) -> torch.Tensor:
-        """[T], [T], [R] -> this rank's logits [R, vocabulary part]."""
+        """[T], [T], n rows of T -> this rank's logits [n, vocabulary part]."""
         ids = input_ids.to(self._device, torch.int64).unsqueeze(0)
         output = self._model(
             input_ids=ids,
@@ -177,7 +202,7 @@ class ModelExecutor:
             attention_mask=torch.ones_like(ids, dtype=torch.bool),
             position_ids=positions.to(self._device, torch.int64).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=sample_index.to(self._device, torch.int64),
+            logits_to_keep=wanted.to(self._device, torch.int64),
             lockstep=attention,
         )
         logits: torch.Tensor = output.logits[0]
@@ -229,6 +254,8 @@ class ModelExecutor:
         _check_range("input_ids", batch.input_ids, self._vocab_size)
         _check_range("positions", batch.positions, self._reach)
         _check_range("sample_index", batch.sample_index, len(batch.input_ids))
+        _check_range("score_index", batch.score_index, len(batch.input_ids))
+        _check_range("score_token_ids", batch.score_token_ids, self._vocab_size)
         for tables in batch.block_tables:
             _check_range("block_ids", tables.block_ids, layout.num_blocks)
         _check_range("block_copies", batch.block_copies, layout.num_blocks)

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from workers.batch import Batch
+from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
+from workers.sampling.logprobs import Logprobs
+from workers.sampling.sampler import Samples
 
 Progress = Callable[[int, int], None]
 
@@ -37,7 +39,9 @@ class Executor(Protocol):
 
     def allocate_cache(self, layout: CacheLayout) -> int: ...
 
-    def execute_model(self, batch: Batch) -> dict[int, int]: ...
+    def forward(self, batch: Batch) -> None: ...
+
+    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

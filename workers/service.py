@@ -8,19 +8,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
-from workers.batch import Batch
+from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.codec import (
     NotBuiltError,
     StepLimits,
+    decode_config,
     decode_layout,
     decode_plan,
-    encode_result,
     encode_spec,
     input_hash,
     limits_of,
@@ -28,6 +29,7 @@ from workers.codec import (
 from workers.config import ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, StepError, WorkerError
 from workers.model_side import Executor, ModelSide, Parallel, Progress
+from workers.sampling_codec import decode_masks, encode_result
 from workers.serial_thread import SerialThread
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,17 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step whose forward pass runs; times are of the host's clock, in seconds."""
+
+    batch: Batch
+    request: worker_pb2.StepRequest
+    arrived: float
+    _: KW_ONLY
+    prepared: float
+
+
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """One rank. `stopped` is set once a Shutdown was answered.
 
@@ -71,6 +84,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: Executor | None = None
         self._limits: StepLimits | None = None
         self._next_step_id = 1
+        self._deferred: _Step | None = None  # whose masks come next
         self._fault: str | None = None
 
     def OpenRendezvous(
@@ -93,7 +107,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Loads once; progress at most every PROGRESS_INTERVAL_S, the spec last."""
         with self._answering(context):
             self._enter(request.epoch)
-            config = _config_of(request)
+            config = decode_config(request)
             self._claim("Initialize")
             self._rank = config.rank
             reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
@@ -127,7 +141,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """One stream at a time. After a step that was refused or failed, no other runs."""
         with self._answering(context), self._one_stream(), self._failing_for_good():
             for request in requests:
-                yield self._step(request, time.perf_counter())
+                reply = self._step(request, time.perf_counter())
+                if reply is not None:
+                    yield reply
 
     def Shutdown(
         self, request: worker_pb2.ShutdownRequest, context: grpc.ServicerContext
@@ -149,7 +165,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor = self._model_side.load(config, self._parallel, on_progress)
         return self._executor.spec
 
-    def _step(self, request: worker_pb2.StepRequest, arrived: float) -> worker_pb2.StepReply:
+    def _step(self, request: worker_pb2.StepRequest, arrived: float) -> worker_pb2.StepReply | None:
+        """None where sampling waits for its masks."""
         executor, limits = self._executor, self._limits
         if executor is None or limits is None:
             raise OutOfOrderError("a step came before AllocateCache")
@@ -158,27 +175,41 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise OutOfOrderError(
                 f"step_id {request.step_id} came, {self._next_step_id} was expected"
             )
-        if request.WhichOneof("step") is None:
-            raise StepError(f"step {request.step_id} has no plan: it must carry a whole step")
-        batch = decode_plan(request.plan, limits)
-        reply = self._device.run(lambda: self._run(executor, batch, request, arrived))
+        deferred, self._deferred = self._deferred, None
+        match request.WhichOneof("step"):
+            case "plan" if deferred is None:
+                batch = decode_plan(request.plan, limits, request.sampler_inputs)
+                step = _Step(batch, request, arrived, prepared=time.perf_counter())
+                self._device.run(lambda: executor.forward(batch))
+                if batch.defers_sampling and self._rank == 0:
+                    self._deferred = step
+                    return None
+                masks = NO_MASKS
+            case "sample" if deferred is not None:
+                step = deferred
+                num_rows = len(step.batch.sample_index)
+                masks = decode_masks(
+                    "sample.masks", request.sample.masks, num_rows, limits.vocab_size
+                )
+            case other:
+                raise StepError(_describe_disorder(request.step_id, other, deferred is not None))
+        reply = self._device.run(lambda: self._reply(executor, step, masks))
         self._next_step_id += 1
         return reply
 
-    def _run(
-        self, executor: Executor, batch: Batch, request: worker_pb2.StepRequest, arrived: float
-    ) -> worker_pb2.StepReply:
-        prepare_us = int((time.perf_counter() - arrived) * 1e6)
-        token_ids = executor.execute_model(batch)
+    def _reply(self, executor: Executor, step: "_Step", masks: TokenMasks) -> worker_pb2.StepReply:
+        sampled = executor.sample(masks)
         timings = executor.timings
         return worker_pb2.StepReply(
-            epoch=request.epoch,
-            step_id=request.step_id,
-            result=encode_result(token_ids) if self._rank == 0 else None,
+            epoch=step.request.epoch,
+            step_id=step.request.step_id,
+            result=None if sampled is None else encode_result(step.batch, *sampled),
             timings=worker_pb2.StepTimings(
-                prepare_us=prepare_us, forward_us=timings.forward_us, sample_us=timings.sample_us
+                prepare_us=int((step.prepared - step.arrived) * 1e6),
+                forward_us=timings.forward_us,
+                sample_us=timings.sample_us,
             ),
-            input_hash=input_hash(batch) if request.return_input_hash else None,
+            input_hash=input_hash(step.batch) if step.request.return_input_hash else None,
         )
 
     def _leave(self) -> None:
@@ -250,23 +281,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             context.abort(grpc.StatusCode.INTERNAL, details[:MAX_DETAIL_CHARS])
 
 
-def _config_of(request: worker_pb2.InitializeRequest) -> WorkerConfig:
-    if request.tp_size < 1:
-        raise StepError(f"tp_size={request.tp_size} must be at least 1")
-    if request.rank >= request.tp_size:
-        raise StepError(f"rank={request.rank} must be less than tp_size={request.tp_size}")
-    return WorkerConfig(
-        model_path=request.model_path,
-        rank=request.rank,
-        tp_size=request.tp_size,
-        rendezvous_host=request.rendezvous_host,
-        rendezvous_port=request.rendezvous_port,
-        dtype=request.dtype,
-        device=request.device,
-        attention=request.attention,
-        num_threads=request.num_threads,
-        local_world_size=request.local_world_size,
-    )
+def _describe_disorder(step_id: int, kind: str | None, is_deferred: bool) -> str:
+    wanted = "its SampleStep, since its plan defers sampling" if is_deferred else "its plan"
+    return f"step {step_id}: {kind or 'neither plan nor sample'} came, must be {wanted}"
 
 
 def _throttled(send: Callable[[tuple[int, int]], None]) -> Progress:

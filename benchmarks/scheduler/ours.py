@@ -59,7 +59,9 @@ class Driver:
             ),
             eos_token_ids=frozenset(),
         )
-        self.table = BatchTable(max_num_seqs=max_num_seqs, num_groups=len(layout.groups))
+        self.table = BatchTable(
+            max_num_seqs=max_num_seqs, num_groups=len(layout.groups), vocab_size=VOCAB_SIZE
+        )
         self.watch = Stopwatch()
 
     def step(self) -> None:

@@ -26,7 +26,7 @@ from benchmarks.simulate.hardware import Device
 from benchmarks.simulate.model_shape import ModelShape
 from runtime.config import require
 from runtime.options import option
-from runtime.scheduling.step_plan import Int32
+from runtime.scheduling.sampler_inputs import Int32
 
 LOGIT_BYTES = 4
 WHOLE = 1 << 30  # a window that nothing reaches behind

@@ -13,6 +13,7 @@ from runtime.engine import Engine
 from runtime.executor.base import Executor
 from runtime.request import ModelInfo
 from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
+from runtime.structured import NoCompiler
 
 # Of a GPU's memory; the rest is for activations, the context and fragmentation.
 USABLE_SHARE = 0.9
@@ -59,7 +60,13 @@ class Deployment:
         """One replica's; its thread isn't started."""
         model = self.model
         scheduler = make_scheduler(self.config, self.layout, model)
-        return Engine(model=model, scheduler=scheduler, executor=executor, clock=clock)
+        return Engine(
+            model=model,
+            scheduler=scheduler,
+            executor=executor,
+            compiler=NoCompiler("a simulation has no tokenizer"),
+            clock=clock,
+        )
 
     def _plan_cache(self) -> CacheLayout:
         config, shape, device = self.config, self.shape, self.device

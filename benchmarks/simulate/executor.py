@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.simulate.cost import CostModel
+from runtime.scheduling.token_masks import TokenMasks, no_masks
 from runtime.scheduling.step_plan import StepPlan, StepResult
 
 TOKEN = 1
@@ -33,7 +34,9 @@ class SimulatedExecutor:
         self._clock = clock
         self._on_step = on_step
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(
+        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
+    ) -> StepResult:
         num_samples = len(plan.sample_sequence)
         cost = self._cost.step(plan.seq_lens, plan.query_lens, num_samples=num_samples)
         if self._on_step is not None:

@@ -11,8 +11,14 @@ import grpc
 from protos import worker_pb2
 from protos.auth import bearer
 from runtime.errors import WorkerError
-from runtime.executor.codec import decode_result, encode_step
+from runtime.executor.codec import (
+    decode_result,
+    encode_masks,
+    encode_sampler_inputs,
+    encode_step,
+)
 from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.token_masks import TokenMasks, no_masks
 
 EXECUTE = "/lockstep.worker.v1.Worker/Execute"
 CAUSES_GRACE_S = 0.25
@@ -60,7 +66,9 @@ class GrpcExecutor:
             for rank, channel in enumerate(channels)
         ]
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(
+        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
+    ) -> StepResult:
         """Raises WorkerError: a rank's stream broke, it was late, or the ranks disagree.
 
         The message names rank, step and cause. It comes as soon as one rank failed, though others
@@ -70,8 +78,13 @@ class GrpcExecutor:
             raise WorkerError(str(self._failure)) from self._failure
         deadline = time.monotonic() + self._step_timeout_s
         message = encode_step(plan, epoch=self._epoch, return_input_hash=self._check_ranks)
-        for stream in self._streams:
+        sampler, *others = self._streams
+        # Messages put end to end are one message, so that what all ranks get is encoded once.
+        sampler.send(message + encode_sampler_inputs(plan.sampler_inputs))
+        for stream in others:
             stream.send(message)
+        if plan.defer_sampling:
+            sampler.send(encode_masks(make_masks(), epoch=self._epoch, step_id=plan.step_id))
         try:
             replies = self._collect(plan.step_id, deadline)
             if self._check_ranks:

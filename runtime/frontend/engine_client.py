@@ -1,14 +1,14 @@
 """The frontend's end of the engine's stream: many requests on one connection.
 
 Belongs to one event loop. Going on with a request on another engine would have its place in
-`EngineClient.generate`; today a lost engine fails its requests.
+`Generation`; today a lost engine fails its requests.
 """
 
 import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
 import grpc
@@ -72,32 +72,31 @@ class EngineClient:
         params: SamplingParams,
         *,
         seed: int,
+        bad_words: tuple[tuple[int, ...], ...] = (),
         cache_salt: str = "",
         priority: int = 0,
         tenant: str = "",
         timeout_s: float | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """New tokens of each choice as they come, and its finish reason with the last of them.
+    ) -> "Generation":
+        """What the engine brings for a request, which it gets when that is first asked for.
 
-        Steps of a choice that came while the consumer was busy are given as one. Closing the
-        generator or cancelling its consumer aborts the request with all its choices.
+        `bad_words` are those of `params`, as tokens.
 
-        Raises InvalidRequestError at once: the model can't serve the request. The generator
-        raises UnavailableError: the engine is gone; CapacityError and DeadlineError: the engine
-        has no room, or no time.
+        Raises InvalidRequestError at once: the model can't serve the request.
         """
         request = Request(
             request_id=next(self._request_ids),
             prompt_token_ids=prompt_token_ids,
             params=params,
             seed=seed,
+            bad_words=bad_words,
             cache_salt=cache_salt,
             priority=priority,
             tenant=tenant,
             timeout_s=timeout_s,
         )
         request.check(self.model)  # here too: the engine's thread needn't see what can't pass
-        return self._run(request)
+        return Generation(self, request)
 
     async def stats(self) -> EngineStats:
         """Raises UnavailableError: the engine is gone."""
@@ -120,18 +119,24 @@ class EngineClient:
             await asyncio.wait([self._reader])
         await self._channel.close()
 
-    async def _run(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    def open(self, request: Request) -> Inbox:
+        """Sends a request. Raises UnavailableError: the engine is gone."""
         self._check_running()
         inbox = self._requests[request.request_id] = Inbox(request.params.n)
         self._send(engine_pb2.FrontendMessage(add=engine_codec.encode_request(request)))
-        try:
-            while (output := await inbox.take()) is not None:
-                yield output
-        finally:
-            # Finished and failed requests have left already; this one's consumer has.
-            if self._requests.pop(request.request_id, None) is not None:
-                abort = engine_pb2.AbortRequest(request_id=request.request_id)
-                self._send(engine_pb2.FrontendMessage(abort=abort))
+        return inbox
+
+    def abort(self, request_id: int, choice: int | None = None) -> None:
+        """Ends a request or one choice of it; what has ended already is left alone."""
+        inbox = self._requests.get(request_id)
+        if inbox is None:
+            return
+        if choice is not None:
+            inbox.end(choice)
+        if choice is None or inbox.is_complete:
+            del self._requests[request_id]
+        abort = engine_pb2.AbortRequest(request_id=request_id, index=choice)
+        self._send(engine_pb2.FrontendMessage(abort=abort))
 
     async def _start(self) -> None:
         try:
@@ -209,6 +214,51 @@ class EngineClient:
     async def _sent_messages(self) -> AsyncIterator[engine_pb2.FrontendMessage]:
         while (message := await self._outbox.get()) is not None:
             yield message
+
+
+class Generation:
+    """New tokens of each choice as they come, and its finish reason with the last of them.
+
+    Steps of a choice that came while the consumer was busy are given as one. Closing it, or
+    cancelling its consumer, aborts the request with all its choices.
+
+    Iterating raises UnavailableError: the engine is gone; CapacityError and DeadlineError: the
+    engine has no room, or no time; InvalidRequestError and ModelOutputError: there is nothing to
+    sample.
+    """
+
+    def __init__(self, client: EngineClient, request: Request) -> None:
+        self._client = client
+        self._request = request
+        self._inbox: Inbox | None = None
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_closed:
+            raise StopAsyncIteration
+        try:
+            if self._inbox is None:
+                self._inbox = self._client.open(self._request)
+            output = await self._inbox.take()
+        except BaseException:
+            await self.aclose()
+            raise
+        if output is None:
+            raise StopAsyncIteration
+        return output
+
+    def end(self, choice: int) -> None:
+        """The client has all that it wants of a choice, of which nothing more comes."""
+        self._client.abort(self._request.request_id, choice)
+
+    async def aclose(self) -> None:
+        """May be called twice."""
+        self._is_closed = True
+        if self._inbox is not None:
+            self._client.abort(self._request.request_id)
 
 
 def _describe(error: grpc.aio.AioRpcError) -> str:

@@ -22,9 +22,8 @@ from runtime.errors import (
 )
 from runtime.frontend.answer import Answer
 from runtime.frontend.engine_client import EngineClient
-from runtime.frontend.text import Tokenizer
+from runtime.frontend.prompts import PromptReader
 
-LONG_TEXT_BYTES = 64 << 10
 MAX_CACHE_SALT_BYTES = 256
 # What gRPC clients with a retry policy go by.
 RETRY_HEADER = "grpc-retry-pushback-ms"
@@ -46,24 +45,15 @@ def status_of(error: LockstepError) -> grpc.StatusCode:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Answers clients from one engine; `tokenizer` is None where the model's folder has none.
+    """Answers clients from one engine.
 
     `keys` have the names of tenants, and have let each call pass.
     """
 
-    def __init__(
-        self,
-        engine: EngineClient,
-        tokenizer: Tokenizer | None,
-        keys: KeyRing,
-        *,
-        max_prompt_bytes: int,
-    ) -> None:
+    def __init__(self, engine: EngineClient, prompts: PromptReader, keys: KeyRing) -> None:
         self._engine = engine
-        self._tokenizer = tokenizer
+        self._prompts = prompts
         self._keys = keys
-        self._max_prompt_bytes = max_prompt_bytes
-        self._long_texts = asyncio.Semaphore(1)
 
     # Written to the context, not yielded: a client that leaves while a message is being sent is
     # then an exception here, which ends the request at once.
@@ -75,29 +65,32 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             params = decode_params(request.sampling_params)
             _check_salt(request.cache_salt)
             seed = secrets.randbits(64) if params.seed is None else params.seed
-            prompt = await self._prompt_of(request)
+            prompt = await self._prompts.read(request)
             outputs = self._engine.generate(
                 prompt,
                 params,
                 seed=seed,
+                bad_words=await self._prompts.bad_words(params),
                 cache_salt=request.cache_salt,
                 priority=request.priority,
                 tenant=self._tenant_of(context),
                 timeout_s=context.time_remaining(),
             )
+            tokenizer = self._prompts.tokenizer
             async with aclosing(outputs):
-                answer = Answer(
-                    request.request_id, prompt, self._tokenizer, num_choices=params.n, seed=seed
-                )
+                answer = Answer(request.request_id, prompt, tokenizer, params, seed=seed)
                 async for output in outputs:
-                    await context.write(answer.extend(output))
+                    response, ends_early = answer.extend(output)
+                    if ends_early:
+                        outputs.end(output.choice)
+                    await context.write(response)
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         async with _reporting(context):
             return inference_pb2.TokenizeResponse(
-                token_ids=await self._encode("text", request.text)
+                token_ids=await self._prompts.encode("text", request.text)
             )
 
     async def Detokenize(
@@ -131,41 +124,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         assert tenant is not None, "a call without a key has passed the interceptor"
         return tenant
 
-    async def _prompt_of(self, request: inference_pb2.GenerateRequest) -> list[int]:
-        match request.WhichOneof("prompt"):
-            case "text":
-                if not request.text:
-                    # Also where the tokenizer would add a token that begins every text.
-                    raise InvalidRequestError("prompt is empty: it must have at least 1 character")
-                return await self._encode("prompt", request.text)
-            case "token_ids":
-                return self._bounded(request.token_ids.ids)
-            case _:
-                raise InvalidRequestError("prompt is missing: set text or token_ids")
-
-    def _bounded(self, token_ids: Sequence[int]) -> list[int]:
-        """A copy of the ids, which are not too many: millions would stall all other requests."""
-        limit = self._engine.model.max_model_len
-        if len(token_ids) > limit:
-            raise InvalidRequestError(
-                f"prompt of {len(token_ids)} tokens is more than max_model_len={limit}"
-            )
-        return list(token_ids)
-
-    async def _encode(self, name: str, text: str) -> list[int]:
-        num_bytes = len(text.encode())
-        if num_bytes > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"{name} of {num_bytes} bytes is longer than "
-                f"max_prompt_bytes={self._max_prompt_bytes}"
-            )
-        encode = self._get_tokenizer().encode
-        if num_bytes <= LONG_TEXT_BYTES:
-            return await asyncio.to_thread(encode, text)
-        # One after another, so that short prompts find a core and memory stays bounded.
-        async with self._long_texts:
-            return await asyncio.to_thread(encode, text)
-
     async def _decode(self, token_ids: Sequence[int]) -> str:
         model = self._engine.model
         if len(token_ids) > model.max_model_len:
@@ -178,16 +136,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 raise InvalidRequestError(
                     f"token id {extreme} must be in [0, {model.vocab_size}), the vocabulary"
                 )
-        decode: Callable[[list[int]], str] = self._get_tokenizer().decode
+        decode: Callable[[list[int]], str] = self._prompts.require_tokenizer().decode
         return await asyncio.to_thread(decode, list(token_ids))
-
-    def _get_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            raise InvalidRequestError(
-                f"model {self._engine.model.name} has no tokenizer.json, so this server can't turn "
-                "text into tokens or back: send token_ids"
-            )
-        return self._tokenizer
 
 
 def _check_salt(salt: str) -> None:

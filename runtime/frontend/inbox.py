@@ -17,6 +17,7 @@ class Inbox:
     def __init__(self, num_choices: int) -> None:
         self._num_choices = num_choices
         self._unfinished = set(range(num_choices))
+        self._ended: set[int] = set()  # by their taker
         self._outputs: dict[int, list[RequestOutput]] = {}  # by choice, the longest waiting first
         self._failure: LockstepError | None = None
         self._arrival = asyncio.Event()
@@ -28,6 +29,8 @@ class Inbox:
 
     def put(self, output: RequestOutput) -> None:
         """Raises ValueError: the request has no such choice, or it has ended."""
+        if output.choice in self._ended:  # it was under way
+            return
         if output.choice not in self._unfinished:
             raise ValueError(
                 f"index={output.choice} must be one of {self._num_choices} choices that haven't "
@@ -37,6 +40,12 @@ class Inbox:
             self._unfinished.remove(output.choice)
         self._outputs.setdefault(output.choice, []).append(output)
         self._arrival.set()
+
+    def end(self, choice: int) -> None:
+        """Its taker wants no more of a choice."""
+        self._ended.add(choice)
+        self._unfinished.discard(choice)
+        self._outputs.pop(choice, None)
 
     def fail(self, error: LockstepError) -> None:
         self._failure = error
@@ -57,5 +66,8 @@ class Inbox:
         parts = self._outputs.pop(next(iter(self._outputs)))
         if len(parts) == 1:
             return parts[0]
-        tokens = chain.from_iterable(part.token_ids for part in parts)
-        return parts[-1]._replace(token_ids=tuple(tokens))
+        return parts[-1]._replace(
+            token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
+            logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
+            scores=tuple(chain.from_iterable(part.scores for part in parts)),
+        )

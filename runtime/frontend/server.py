@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -13,9 +15,11 @@ from protos import inference_pb2_grpc
 from protos.auth import AioTokenInterceptor, KeyRing
 from runtime.config import FrontendConfig
 from runtime.errors import ConfigError
+from runtime.frontend.chat import ChatTemplate
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.grpc_service import SERVICE, InferenceService
 from runtime.frontend.keys import read_tenants
+from runtime.frontend.prompts import PromptReader
 from runtime.frontend.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -63,19 +67,39 @@ async def run_frontend(
                     "%s has no tokenizer.json: prompts must be token ids, outputs carry no text",
                     engine.model.path,
                 )
-            service = InferenceService(
-                engine, tokenizer, keys, max_prompt_bytes=config.max_prompt_bytes
-            )
-            await _serve(server, service, statuses)
-            on_ready(port)
-            failure = await engine.wait_ended()
-            logger.error("the frontend stops: %s", failure)
-            raise failure
+            template = await asyncio.to_thread(_load_template, config, engine.model.path)
+            async with _closing(template):
+                prompts = PromptReader(
+                    engine.model,
+                    tokenizer,
+                    template,
+                    max_prompt_bytes=config.max_prompt_bytes,
+                    chat_template_timeout_s=config.chat_template_timeout_s,
+                )
+                await _serve(server, InferenceService(engine, prompts, keys), statuses)
+                on_ready(port)
+                failure = await engine.wait_ended()
+                logger.error("the frontend stops: %s", failure)
+                raise failure
         finally:
             await statuses.enter_graceful_shutdown()
             await engine.close()
     finally:
         await server.stop(STOP_GRACE_S)
+
+
+def _load_template(config: FrontendConfig, folder: str) -> ChatTemplate | None:
+    override = None if config.chat_template is None else Path(config.chat_template)
+    return ChatTemplate.load(folder, override, max_bytes=config.max_prompt_bytes)
+
+
+@asynccontextmanager
+async def _closing(template: ChatTemplate | None) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        if template is not None:
+            await asyncio.to_thread(template.close)
 
 
 def _make_key_ring(config: FrontendConfig) -> KeyRing:

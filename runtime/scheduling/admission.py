@@ -67,7 +67,8 @@ class Admission:
         at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for ever.
         """
         overtaken: list[Sequence] = []
-        chunk = min(budget, self._limits.max_chunk_tokens)
+        # One prompt at a time: each of its tokens has logits as large as the vocabulary.
+        may_be_scored = not any(each.awaits_scores for each in self._running.behind)
         for sequence in self._waiting.first(LOOKAHEAD):
             if sequence.refused_at != self._cache.version:
                 prefix = self._cache.find_prefix(sequence)
@@ -75,7 +76,9 @@ class Admission:
                     self._waiting.remove(sequence)
                     self._late.append(sequence)
                     continue
+                chunk = min(budget, self._limits.chunk_tokens(sequence))
                 fits = may_be_partial or sequence.num_tokens - prefix.num_tokens <= chunk
+                fits = fits and (may_be_scored or not sequence.awaits_scores)
                 if fits and self._start(sequence, prefix, now):
                     for each in overtaken:
                         each.num_overtaken += 1
@@ -98,7 +101,9 @@ class Admission:
         if sequence.deadline_s is None or not self._running.sequences:
             return False
         missing = sequence.num_tokens - prefix.num_tokens
-        return now + -(-missing // self._limits.max_chunk_tokens) * step_s > sequence.deadline_s
+        return (
+            now + -(-missing // self._limits.chunk_tokens(sequence)) * step_s > sequence.deadline_s
+        )
 
     def _start(self, sequence: Sequence, prefix: CachedPrefix, now: float) -> bool:
         """Admits a sequence; False if its blocks aren't free."""
@@ -125,7 +130,7 @@ class Admission:
         layout = self._cache.layout
         growing = len(self._running) * len(layout.groups)  # blocks, where all cross an edge
         missing = sequence.num_tokens - prefix.num_tokens
-        steps = missing // self._limits.max_chunk_tokens
+        steps = missing // self._limits.chunk_tokens(sequence)
         spare = max(self._watermark_blocks, steps * growing // layout.block_size)
         if sequence.num_preemptions:
             backoff = min(sequence.num_preemptions, MAX_BACKOFF)
@@ -142,20 +147,28 @@ class Admission:
         """Whether slot, tokens or blocks are missing for one more, were some running ones away."""
         if len(self._running) - len(without) >= self._limits.max_num_seqs:
             return True
-        if self._lacks_tokens(sequence.num_tokens - prefix.num_tokens, without=without):
+        if self._lacks_tokens(sequence, prefix, without=without):
             return True
         spare = self._spare(sequence, prefix) if len(self._running) > len(without) else 0
         return self._cache.num_free_after(sequence, prefix, without=without) < spare
 
-    def _lacks_tokens(self, missing: int, *, without: Collection[Sequence]) -> bool:
-        """Whether a sequence that needs `missing` tokens would get none in this step."""
+    def _lacks_tokens(
+        self, sequence: Sequence, prefix: CachedPrefix, *, without: Collection[Sequence]
+    ) -> bool:
+        """Whether a sequence would be fed nothing in this step."""
         behind = [each for each in self._running.behind if each not in without]
-        wanted = [each.num_tokens - each.num_computed_tokens for each in behind]
-        chunk = self._limits.max_chunk_tokens
+        if sequence.awaits_scores and any(each.awaits_scores for each in behind):
+            return True
+        limits = self._limits
+        wanted = [
+            (each.num_tokens - each.num_computed_tokens, limits.chunk_tokens(each))
+            for each in behind
+        ]
         num_steady = len(self._running) - len(without) - len(behind)
-        budget = self._limits.max_num_batched_tokens - num_steady
-        budget -= sum(min(each, chunk) for each in wanted)
-        if missing <= min(budget, chunk):
+        budget = limits.max_num_batched_tokens - num_steady
+        budget -= sum(map(min, wanted))
+        missing = sequence.num_tokens - prefix.num_tokens
+        if missing <= min(budget, limits.chunk_tokens(sequence)):
             return False
-        num_partial = sum(each > chunk for each in wanted)
-        return budget <= 0 or num_partial >= self._limits.max_num_partial_prefills
+        num_partial = sum(count > chunk for count, chunk in wanted)
+        return budget <= 0 or num_partial >= limits.max_num_partial_prefills

@@ -221,7 +221,7 @@ class CacheManager:
         return CachedPrefix(num_tokens, held.nodes[:count], firsts, parts, copied)
 
     def _find_nodes(self, sequence: Sequence) -> list[Node]:
-        if not self._caches_prefixes or not sequence.reads_prefix_cache:
+        if not self._caches_prefixes or sequence.awaits_scores:
             return []
         count = (sequence.num_tokens - 1) // self.layout.block_size
         hashes, salt = sequence.block_hashes, sequence.cache_salt

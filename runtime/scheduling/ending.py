@@ -1,25 +1,46 @@
 """What ends a sequence."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 
 from runtime.request import FinishReason
 from runtime.scheduling.sequence import Sequence
 
 
-def end_by_token(
-    sequences: Iterable[Sequence], token_ids: Iterable[int], eos_token_ids: frozenset[int]
-) -> list[Sequence]:
-    """Ends those of `sequences` whose new token, one each, is an end-of-sequence token for them."""
-    if eos_token_ids.isdisjoint(token_ids):  # in most steps
-        return []
-    ended = []
-    for sequence, token in zip(sequences, token_ids, strict=True):
+class EndTokens:
+    """The tokens that end sequences: the model's, and those that live sequences name themselves."""
+
+    def __init__(self, eos_token_ids: Collection[int]) -> None:
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self._counts = Counter(self.eos_token_ids)  # of the sequences that name each
+
+    def add(self, sequence: Sequence) -> None:
+        self._counts.update(set(sequence.params.stop_token_ids))
+
+    def remove(self, sequence: Sequence) -> None:
+        for token in set(sequence.params.stop_token_ids):
+            self._counts[token] -= 1
+            if not self._counts[token]:
+                del self._counts[token]
+
+    def end(self, sequences: Iterable[Sequence], token_ids: Iterable[int]) -> list[Sequence]:
+        """Ends those of `sequences` whose new token, one each, is an end for them."""
+        if self._counts.keys().isdisjoint(token_ids):  # in most steps
+            return []
+        ended = []
+        for sequence, token in zip(sequences, token_ids, strict=True):
+            if token in self._counts and self._ends(sequence, token):
+                sequence.finish(FinishReason.STOP)
+                ended.append(sequence)
+        return ended
+
+    def _ends(self, sequence: Sequence, token: int) -> bool:
         params = sequence.params
-        is_early = sequence.num_output_tokens <= params.min_tokens
-        if token in eos_token_ids and not (params.ignore_eos or is_early):
-            sequence.finish(FinishReason.STOP)
-            ended.append(sequence)
-    return ended
+        if sequence.num_output_tokens <= params.min_tokens:
+            return False
+        if token in params.stop_token_ids:
+            return True
+        return token in self.eos_token_ids and not params.ignore_eos
 
 
 def end_by_length(sequences: Iterable[Sequence]) -> list[Sequence]:

@@ -1,17 +1,34 @@
 """Turns the scheduler's decision into arrays: all scheduled tokens end to end, without padding."""
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, TableChange
+from runtime.scheduling.sampler_inputs import Int32
+from runtime.scheduling.sampler_rows import SamplerRows
 from runtime.scheduling.sequence import Sequence
-from runtime.scheduling.step_plan import BlockTables, Int32, SamplingColumns, StepPlan
+from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
 
 Rows = NDArray[np.intp]
 
 FIRST_WIDTH = 64
+NO_LOGPROBS = -1
+COLUMNS = (
+    ("temperature", np.float32),
+    ("top_k", np.int32),
+    ("top_p", np.float32),
+    ("min_p", np.float32),
+    ("seed", np.uint64),
+    ("min_length", np.int32),
+    ("presence_penalty", np.float32),
+    ("frequency_penalty", np.float32),
+    ("repetition_penalty", np.float32),
+    ("num_logprobs", np.int32),
+)
 
 
 class _GroupTables:
@@ -63,20 +80,13 @@ class BatchTable:
     its rows from them.
     """
 
-    def __init__(self, *, max_num_seqs: int, num_groups: int) -> None:
+    def __init__(self, *, max_num_seqs: int, num_groups: int, vocab_size: int) -> None:
         self._row_of: dict[int, int] = {}
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._groups = [_GroupTables(max_num_seqs) for _ in range(num_groups)]
-        self._columns = {
-            name: np.zeros(max_num_seqs, dtype)
-            for name, dtype in (
-                ("temperature", np.float32),
-                ("top_k", np.int32),
-                ("top_p", np.float32),
-                ("seed", np.uint64),
-                ("min_length", np.int32),
-            )
-        }
+        self._columns = {name: np.zeros(max_num_seqs, dtype) for name, dtype in COLUMNS}
+        self._has_structure = np.zeros(max_num_seqs, np.bool_)
+        self._sampler_rows = SamplerRows(vocab_size)
         # Of the steady sequences, as long as they stay the same.
         self._steady: tuple[Sequence, ...] = ()
         self._steady_rows: Rows = np.zeros(0, np.intp)
@@ -104,6 +114,7 @@ class BatchTable:
                 positions=self._steady_lens.copy(),
                 sample_index=every,
                 sample_sequence=every,
+                **_scores(()),
             )
         computed = np.array([each.num_computed_tokens for each in behind], np.int32)
         counts = np.array([each.num_scheduled_tokens for each in behind], np.int32)
@@ -123,14 +134,18 @@ class BatchTable:
             positions=_join(self._steady_lens, np.arange(ends[-1], dtype=np.int32) + offsets),
             sample_index=_join(every, ends[samples] - 1 + num_steady),
             sample_sequence=_join(every, np.flatnonzero(samples).astype(np.int32) + num_steady),
+            **_scores(zip(behind, (ends - counts + num_steady).tolist(), strict=True)),
         )
 
     def _plan(self, output: SchedulerOutput, *, rows: Rows, **arrays: NDArray[Any]) -> StepPlan:
         columns: dict[str, Any] = {name: each[rows] for name, each in self._columns.items()}
+        sampled = chain(output.steady, (each.sequence for each in output.scheduled if each.samples))
         return StepPlan(
             step_id=output.step_id,
             block_tables=tuple(group.gather(rows) for group in self._groups),
             sampling=SamplingColumns(**columns),
+            sampler_inputs=self._sampler_rows.gather(sampled),
+            defer_sampling=bool(self._has_structure[rows[arrays["sample_sequence"]]].any()),
             block_copies=np.array(output.copies, np.int32).reshape(-1, 2),
             **arrays,
         )
@@ -148,6 +163,7 @@ class BatchTable:
     def _apply(self, output: SchedulerOutput) -> None:
         for sequence_id in output.removed:
             self._free_rows.append(self._row_of.pop(sequence_id))
+            self._sampler_rows.remove(sequence_id)
         for sequence in output.added:
             self._add(sequence)
         for change in output.changed:
@@ -164,14 +180,47 @@ class BatchTable:
         row = self._row_of[sequence.sequence_id] = self._free_rows.pop()
         for group in self._groups:
             group.clear(row)
-        params, columns = sequence.params, self._columns
-        columns["temperature"][row] = params.temperature
-        columns["top_k"][row] = params.top_k
-        columns["top_p"][row] = params.top_p
-        columns["seed"][row] = sequence.seed
-        columns["min_length"][row] = (
-            sequence.num_prompt_tokens + params.min_tokens if params.min_tokens else 0
-        )
+        self._sampler_rows.add(sequence)
+        params = sequence.params
+        self._has_structure[row] = params.structure is not None
+        values = {
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "seed": sequence.seed,
+            "min_length": sequence.num_prompt_tokens + params.min_tokens
+            if params.min_tokens
+            else 0,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "repetition_penalty": params.repetition_penalty,
+            "num_logprobs": NO_LOGPROBS if params.logprobs is None else params.logprobs,
+        }
+        for name, value in values.items():
+            self._columns[name][row] = value
+
+
+def _scores(parts: Iterable[tuple[ScheduledSequence, int]]) -> dict[str, Int32]:
+    """Which rows of T are scored, for which token, with how many others.
+
+    Each part comes with its first row.
+    """
+    index: list[int] = []
+    token_ids: list[int] = []
+    num_tops: list[int] = []
+    for part, first in parts:
+        scored = part.scored
+        if scored:
+            start = first - part.num_computed_tokens
+            index.extend(range(scored.start + start, scored.stop + start))
+            token_ids.extend(part.sequence.token_ids[scored.start + 1 : scored.stop + 1])
+            num_tops.extend([part.sequence.params.prompt_logprobs or 0] * len(scored))
+    return {
+        "score_index": np.array(index, np.int32),
+        "score_token_ids": np.array(token_ids, np.int32),
+        "score_num_tops": np.array(num_tops, np.int32),
+    }
 
 
 def _tokens_of(each: ScheduledSequence) -> Int32:

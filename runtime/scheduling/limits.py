@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from runtime.scheduling.sequence import Sequence
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
@@ -22,4 +24,12 @@ class SchedulerLimits:
     max_model_len: int
     watermark: float = 0.0  # share of the blocks that admission leaves to running sequences
     max_num_partial_prefills: int = 1
+    # Most tokens in a step of a prompt whose logprobs are wanted; logits take a vocabulary each.
+    max_num_scored_tokens: int = 128
     queue: QueueLimits = QueueLimits()
+
+    def chunk_tokens(self, sequence: Sequence) -> int:
+        """Most tokens that this sequence is fed in a step."""
+        if sequence.awaits_scores:
+            return min(self.max_chunk_tokens, self.max_num_scored_tokens)
+        return self.max_chunk_tokens

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runtime.errors import LockstepError
+from runtime.request import TokenLogprobs
 from runtime.scheduling.sequence import Sequence
 
 
@@ -18,6 +20,16 @@ class ScheduledSequence(NamedTuple):
         """Whether the step feeds the last known token, so that its successor is sampled."""
         end = self.num_computed_tokens + self.num_scheduled_tokens
         return end == self.sequence.num_tokens
+
+    @property
+    def scored(self) -> range:
+        """Positions fed whose successors, tokens of the prompt, are to get logprobs."""
+        sequence = self.sequence
+        if not sequence.awaits_scores:
+            return range(0)
+        start = max(self.num_computed_tokens, sequence.num_scored_tokens)
+        end = self.num_computed_tokens + self.num_scheduled_tokens
+        return range(start, min(end, sequence.num_prompt_tokens - 1))
 
 
 class TableChange(NamedTuple):
@@ -68,3 +80,6 @@ class StepOutcome:
     sequences: list[Sequence]  # that got a token
     token_ids: list[int]  # one each
     finished: list[Sequence]  # those of them that it ended
+    failed: list[tuple[Sequence, LockstepError]]  # that couldn't be sampled, and have ended
+    logprobs: dict[int, TokenLogprobs]  # of the tokens, by sequence id, of those that want them
+    scores: dict[int, list[TokenLogprobs]]  # of the next tokens of prompts, by sequence id

@@ -9,14 +9,15 @@ happens to it, which is a block edge, its end, or a preemption.
 from collections import deque
 from collections.abc import Collection
 
-from runtime.errors import CapacityError, DeadlineError, LockstepError, WorkerError
+from runtime.errors import CapacityError, DeadlineError, LockstepError
 from runtime.request import FinishReason
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
-from runtime.scheduling.ending import end_by_length, end_by_token
+from runtime.scheduling.ending import EndTokens, end_by_length
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
+from runtime.scheduling.results import check_result, error_of, take_scores
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence, Status
 from runtime.scheduling.step_plan import StepResult
@@ -42,7 +43,7 @@ class Scheduler:
     ) -> None:
         self.cache = cache
         self.limits = limits
-        self.eos_token_ids = frozenset(eos_token_ids)
+        self.end_tokens = EndTokens(eos_token_ids)
         self.waiting = WaitingRoom(policy, limits.queue)
         self.running = RunningSet(cache, policy, self.waiting)
         self.admission = Admission(cache, policy, limits, self.waiting, self.running)
@@ -83,15 +84,18 @@ class Scheduler:
             sequence.forks = ()  # a cycle, which nobody collects while requests wait
             raise
         self._sequences.update((each.sequence_id, each) for each in family)
+        for each in family:
+            self.end_tokens.add(each)
 
     def abort(self, sequence_id: int) -> None:
         """Ends a sequence in any state; ids that are unknown or ended already are ignored.
 
         Its forks go on without it.
         """
-        sequence = self._sequences.pop(sequence_id, None)
+        sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return
+        self._forget(sequence)
         before = sequence.status
         sequence.finish(FinishReason.ABORT)
         if before is Status.HELD:
@@ -151,12 +155,16 @@ class Scheduler:
         output, self._in_flight = self._in_flight, None
         assert output is not None, "no step is in flight"
         caught_up = [each.sequence for each in output.scheduled if each.samples]
-        self._check_result(result, output, caught_up)
+        check_result(result, output, self._wanted_ids(output, caught_up))
         self._step_seconds.append(now - self._scheduled_at)
-        sequences, token_ids = [*output.steady, *caught_up], result.token_ids
-        if self._freed_on_update:
+        sampled = [*output.steady, *caught_up]
+        logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
+        scores = take_scores(output, result)
+        failed = self._end_faulty(sampled, result)
+        sequences, token_ids = sampled, result.token_ids
+        if self._freed_on_update or failed:
             self._free_aborted()
-            pairs = zip(sequences, token_ids, strict=True)
+            pairs = zip(sampled, token_ids, strict=True)
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
         for sequence, token in zip(sequences, token_ids, strict=True):
@@ -168,15 +176,13 @@ class Scheduler:
                 sequence.num_computed_tokens += count
                 self.cache.commit(sequence)
         ending = [*self.running.steady.take_ending(output.step_id), *caught_up]
-        finished = end_by_token(sequences, token_ids, self.eos_token_ids) + end_by_length(ending)
+        finished = self.end_tokens.end(sequences, token_ids) + end_by_length(ending)
         for sequence in finished:
-            del self._sequences[sequence.sequence_id]
-            self.running.stop(sequence)
-            self.running.free(sequence)
+            self._stop(sequence)
         self.running.settle(caught_up, output.step_id + 1)
         for sequence in caught_up:
             self._release_forks(sequence)
-        return StepOutcome(sequences, token_ids, finished)
+        return StepOutcome(sequences, token_ids, finished, failed, logprobs, scores)
 
     def take_dropped(self) -> list[Dropped]:
         """Those that waited too long since the last call, each with what to tell its client."""
@@ -254,15 +260,36 @@ class Scheduler:
 
     def _feed(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
         computed = sequence.num_computed_tokens
-        count = min(sequence.num_tokens - computed, budget, self.limits.max_chunk_tokens)
+        count = min(sequence.num_tokens - computed, budget, self.limits.chunk_tokens(sequence))
         scheduled.append(ScheduledSequence(sequence, computed, count))
         return count
+
+    def _end_faulty(self, sampled: list[Sequence], result: StepResult) -> list[Dropped]:
+        """Ends the sequences whose rows couldn't be sampled; returns what to tell their clients."""
+        failed = []
+        for row, fault in result.faults.items():
+            sequence = sampled[row]
+            if sequence.finish_reason is None:
+                sequence.finish(FinishReason.ABORT)
+                self._stop(sequence)
+                failed.append((sequence, error_of(fault)))
+        return failed
+
+    def _stop(self, sequence: Sequence) -> None:
+        """A running sequence has ended, and its blocks are in no step."""
+        self._forget(sequence)
+        self.running.stop(sequence)
+        self.running.free(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.sequence_id]
+        self.end_tokens.remove(sequence)
 
     def _drop(self, sequence: Sequence, error: LockstepError) -> None:
         """A sequence that has left the queue ends, and with it the forks that wait for it."""
         self._dropped.append((sequence, error))
         for each in (sequence, *sequence.forks):
-            del self._sequences[each.sequence_id]
+            self._forget(each)
             each.finish(FinishReason.ABORT)
         sequence.forks = ()
 
@@ -278,18 +305,10 @@ class Scheduler:
             self.running.free(sequence)
         self._freed_on_update = []
 
-    def _check_result(
-        self, result: StepResult, output: SchedulerOutput, caught_up: list[Sequence]
-    ) -> None:
+    def _wanted_ids(self, output: SchedulerOutput, caught_up: list[Sequence]) -> list[int]:
+        """Whose tokens a step samples, in its order."""
         steady = self.running.steady
         # An abort since then has changed the members.
         is_same = output.steady is steady.members
         ids = steady.ids if is_same else [each.sequence_id for each in output.steady]
-        wanted = ids + [each.sequence_id for each in caught_up]
-        if result.step_id != output.step_id:
-            raise WorkerError(f"result of step {result.step_id} for step {output.step_id}")
-        if result.sequence_ids != wanted or len(result.token_ids) != len(wanted):
-            raise WorkerError(
-                f"step {output.step_id}: {len(result.token_ids)} tokens for sequences "
-                f"{result.sequence_ids}, wanted for {wanted}"
-            )
+        return ids + [each.sequence_id for each in caught_up]

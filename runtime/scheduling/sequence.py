@@ -23,6 +23,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "arrival_s",
+        "bad_words",
         "block_hashes",
         "cache_salt",
         "deadline_s",
@@ -35,9 +36,9 @@ class Sequence:
         "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scored_tokens",
         "params",
         "priority",
-        "reads_prefix_cache",
         "refused_at",
         "seed",
         "sequence_id",
@@ -57,9 +58,9 @@ class Sequence:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
-        reads_prefix_cache: bool = True,
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        """`deadline_s` is a time of the scheduler's clock."""
+        """`deadline_s` is a time of the scheduler's clock; `bad_words` are those of `params`."""
         self.sequence_id = sequence_id
         # An array, not a list: the garbage collector would walk a list's millions of tokens.
         self.token_ids = array("i", prompt_token_ids)
@@ -72,7 +73,8 @@ class Sequence:
         self.priority = priority
         self.tenant = tenant
         self.deadline_s = deadline_s
-        self.reads_prefix_cache = reads_prefix_cache
+        self.bad_words = bad_words
+        self.num_scored_tokens = 0  # of the prompt, from its second on, whose logprobs are known
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         # Filled by the scheduler.
@@ -94,6 +96,18 @@ class Sequence:
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
 
+    @property
+    def awaits_scores(self) -> bool:
+        """Whether logprobs of its prompt are still to be told; only those of choice 0 are.
+
+        Until then all of it is computed: what is in the cache has no logits.
+        """
+        return (
+            self.params.prompt_logprobs is not None
+            and self.fork_of is None
+            and self.num_scored_tokens < self.num_prompt_tokens - 1
+        )
+
     def fork(self, sequence_id: int, *, seed: int) -> "Sequence":
         """Another choice for the same prompt, which will share its blocks.
 
@@ -108,7 +122,7 @@ class Sequence:
             priority=self.priority,
             tenant=self.tenant,
             deadline_s=self.deadline_s,
-            reads_prefix_cache=self.reads_prefix_cache,
+            bad_words=self.bad_words,
         )
         other.num_prompt_tokens = self.num_prompt_tokens
         other.fork_of = self

@@ -2,17 +2,19 @@
 
 The driver's side of the wire's StepPlan.
 
-T tokens, S sequences, R sampled rows, G cache groups.
+T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
+from runtime.request import TokenLogprobs
+from runtime.scheduling.sampler_inputs import Float32, Int32, SamplerInputs
+
 Uint64 = NDArray[np.uint64]
 
 
@@ -33,7 +35,12 @@ class SamplingColumns:
     top_k: Int32  # [S] 0 keeps all
     top_p: Float32  # [S]
     seed: Uint64  # [S]
+    min_p: Float32  # [S] 0 keeps all
     min_length: Int32  # [S] a token at a position below it is no end-of-sequence token
+    presence_penalty: Float32  # [S] 0 changes nothing
+    frequency_penalty: Float32  # [S] 0 changes nothing
+    repetition_penalty: Float32  # [S] 1 changes nothing
+    num_logprobs: Int32  # [S] most probable tokens to tell beside the sampled one; -1: nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +57,11 @@ class StepPlan:
     sample_index: Int32  # [R] rows of T whose next token is sampled
     sample_sequence: Int32  # [R] index into S
     sampling: SamplingColumns
+    sampler_inputs: SamplerInputs
+    defer_sampling: bool  # sample once the masks are there that come after the plan
+    score_index: Int32  # [P] rows of T for whose logits the logprob of a known token is wanted
+    score_token_ids: Int32  # [P] that token
+    score_num_tops: Int32  # [P] most probable tokens to tell beside it
     block_copies: Int32  # [K, 2] source and target block, copied in this order before the step
 
     def __eq__(self, other: object) -> bool:
@@ -58,13 +70,23 @@ class StepPlan:
         return _equal(self, other)
 
 
+class Fault(IntEnum):
+    """Why a row couldn't be sampled; the numbers are those of the wire."""
+
+    INVALID_LOGITS = 1  # NaN, or infinite
+    EMPTY_SUPPORT = 2  # no token is left
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """Rank 0's tokens, one for each sampled row of the plan, in its order."""
 
     step_id: int
     sequence_ids: list[int]  # [R]
-    token_ids: list[int]  # [R]
+    token_ids: list[int]  # [R]; no token where the row has a fault
+    faults: dict[int, Fault] = field(default_factory=dict)  # by row
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by row, where wanted
+    scores: list[TokenLogprobs] = field(default_factory=list)  # [P]
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -21,6 +21,7 @@ from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
+from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
 from tests.tiny_models import save_tiny_model
 from tests.transport import ints
@@ -86,9 +87,19 @@ def small_plan(step_id: int) -> StepPlan:
             temperature=np.zeros(1, np.float32),
             top_k=ints(0),
             top_p=np.ones(1, np.float32),
+            min_p=np.zeros(1, np.float32),
             seed=np.zeros(1, np.uint64),
             min_length=ints(0),
+            presence_penalty=np.zeros(1, np.float32),
+            frequency_penalty=np.zeros(1, np.float32),
+            repetition_penalty=np.ones(1, np.float32),
+            num_logprobs=ints(-1),
         ),
+        sampler_inputs=no_inputs(),
+        defer_sampling=False,
+        score_index=ints(),
+        score_token_ids=ints(),
+        score_num_tops=ints(),
         block_copies=np.zeros((0, 2), np.int32),
     )
 

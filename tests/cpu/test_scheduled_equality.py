@@ -9,19 +9,20 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from protos import worker_pb2
-from runtime.executor.codec import decode_result, encode_step
+from runtime.executor.codec import decode_result, encode_sampler_inputs, encode_step
 from runtime.sampling_params import SamplingParams
 from runtime.scheduling.cache_layout import LayerCacheSpec, make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
-from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.policy import FcfsPolicy
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
+from tests.scheduling import make_table
 from tests.tiny_models import VOCABULARY, load_executor, save_tiny_model
-from workers.codec import decode_plan, encode_result, limits_of
+from workers.codec import decode_plan, limits_of
 from workers.config import CacheLayout
 from workers.model_executor import ModelExecutor
+from workers.sampling_codec import encode_result
 
 pytestmark = pytest.mark.cpu
 
@@ -92,7 +93,7 @@ class Served:
             ),
             eos_token_ids=(),
         )
-        self.table = BatchTable(max_num_seqs=8, num_groups=len(layout.groups))
+        self.table = make_table(max_num_seqs=8, num_groups=len(layout.groups))
         self.num_copies = 0
 
     def run(self, *sequences: Sequence) -> list[list[int]]:
@@ -104,9 +105,12 @@ class Served:
             plan = self.table.flatten(output)
             self.num_copies += len(plan.block_copies)
             message = encode_step(plan, epoch=1, return_input_hash=False)
+            message += encode_sampler_inputs(plan.sampler_inputs)
             request = worker_pb2.StepRequest.FromString(message)
-            tokens = self.executor.execute_model(decode_plan(request.plan, self.limits))
-            reply = worker_pb2.StepReply(step_id=plan.step_id, result=encode_result(tokens))
+            batch = decode_plan(request.plan, self.limits, request.sampler_inputs)
+            self.executor.forward(batch)
+            result = encode_result(batch, *self.executor.sample())
+            reply = worker_pb2.StepReply(step_id=plan.step_id, result=result)
             self.scheduler.update(decode_result(reply))
             self.scheduler.check_invariants()
         return [each.token_ids[each.num_prompt_tokens :].tolist() for each in family]

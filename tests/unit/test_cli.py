@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -13,8 +15,9 @@ from click.testing import CliRunner
 
 from runtime.cli import ByteSize, cli, config_option, options_of, pick
 from runtime.config import EngineConfig, FrontendConfig
-from runtime.errors import ConfigError, InvalidRequestError
+from runtime.errors import ConfigError
 from runtime.interrupts import interruptible
+from runtime.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.unit
 
@@ -75,14 +78,42 @@ def test_an_unknown_policy_is_refused() -> None:
     assert "'lifo' is not one of 'fcfs', 'priority', 'fair'" in result.output
 
 
-def test_generate_shows_one_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(*_: object, **__: object) -> None:
-        raise AssertionError("refused before an engine is started")
+@pytest.mark.parametrize("flag", ["--n=2", "--logprobs=1", "--prompt-logprobs=1"])
+def test_generate_has_no_option_for_what_it_would_not_show(flag: str) -> None:
+    result = CliRunner().invoke(cli, ["generate", "a prompt", flag])
+    assert result.exit_code == 2
+    assert "No such option" in result.output
 
-    monkeypatch.setattr("runtime.llm.running_engine", start)
-    result = CliRunner().invoke(cli, ["generate", "a prompt", "--n", "2"])
-    assert isinstance(result.exception, InvalidRequestError)
-    assert str(result.exception) == "n=2 must be 1: the terminal shows one choice"
+
+def test_parameters_that_are_lists_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[SamplingParams] = []
+
+    class FakeLLM:
+        @classmethod
+        @contextmanager
+        def from_config(cls, config: EngineConfig) -> Iterator["FakeLLM"]:
+            yield cls()
+
+        def stream(self, prompt: str, params: SamplingParams) -> list[object]:
+            asked.append(params)
+            return []
+
+    monkeypatch.setattr("runtime.llm.LLM", FakeLLM)
+    flags = [
+        "--stop=a",
+        "--stop=b",
+        "--stop-token-ids=3",
+        "--logit-bias=5=-1.5",
+        "--logit-bias=6=2",
+    ]
+    result = CliRunner().invoke(cli, ["generate", "a prompt", *flags])
+    assert result.exit_code == 0, result.output
+    (params,) = asked
+    assert params == SamplingParams(
+        stop=("a", "b"), stop_token_ids=(3,), logit_bias={5: -1.5, 6: 2.0}
+    )
+    wrong = CliRunner().invoke(cli, ["generate", "a prompt", "--logit-bias=5"])
+    assert "'5' isn't a token id and a number such as 42=-1.5" in wrong.output
 
 
 def test_a_frontend_without_any_key_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

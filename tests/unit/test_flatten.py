@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from runtime.scheduling.flatten import FIRST_WIDTH, BatchTable
+from runtime.scheduling.flatten import FIRST_WIDTH
 from runtime.scheduling.output import BlockCopy, ScheduledSequence, SchedulerOutput, TableChange
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import StepPlan
-from tests.scheduling import make_scheduler, make_sequence
+from tests.scheduling import make_scheduler, make_sequence, make_table
 from tests.steps import finish
 
 pytestmark = pytest.mark.unit
@@ -44,7 +44,7 @@ def tables_of(plan: StepPlan) -> list[tuple[list[int], list[int], list[int]]]:
 
 def test_the_batch_of_the_architecture_page() -> None:
     """ARCHITECTURE, "A step": a new request, and one with 42 tokens that feeds 345."""
-    table = BatchTable(max_num_seqs=4, num_groups=1)
+    table = make_table(max_num_seqs=4, num_groups=1)
     new = make_sequence(7, [101, 872, 2304, 1198])
     old = make_sequence(3, [*range(42), 345])
     changed = (change(7, [7]), change(3, [12, 23, 5]))
@@ -64,7 +64,7 @@ def test_the_batch_of_the_architecture_page() -> None:
 
 
 def test_who_is_steady_comes_first_in_the_plan() -> None:
-    table = BatchTable(max_num_seqs=4, num_groups=1)
+    table = make_table(max_num_seqs=4, num_groups=1)
     new, old = make_sequence(7, [101, 872]), make_sequence(3, [*range(42), 345])
     old.num_computed_tokens = 42
     changed = (change(7, [7]), change(3, [12, 23, 5]))
@@ -82,7 +82,7 @@ def test_who_is_steady_comes_first_in_the_plan() -> None:
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_is_not_sampled() -> None:
-    table = BatchTable(max_num_seqs=4, num_groups=1)
+    table = make_table(max_num_seqs=4, num_groups=1)
     chunked, short = make_sequence(1, range(10)), make_sequence(2, [5, 6])
     changed = (change(1, [0, 1]), change(2, [2]))
     added = (chunked, short)
@@ -96,7 +96,7 @@ def test_a_chunk_in_the_middle_of_a_prompt_is_not_sampled() -> None:
 
 
 def test_steady_sequences_feed_their_last_tokens_from_step_to_step() -> None:
-    table = BatchTable(max_num_seqs=4, num_groups=1)
+    table = make_table(max_num_seqs=4, num_groups=1)
     steady = (make_sequence(1, [1, 2, 3]), make_sequence(2, [4, 5]))
     for sequence in steady:
         sequence.num_computed_tokens = sequence.num_tokens - 1
@@ -115,7 +115,7 @@ def test_steady_sequences_feed_their_last_tokens_from_step_to_step() -> None:
 
 
 def test_steady_sequences_are_looked_at_anew_when_somebody_leaves() -> None:
-    table = BatchTable(max_num_seqs=4, num_groups=1)
+    table = make_table(max_num_seqs=4, num_groups=1)
     one, other = make_sequence(1, [1, 2, 3]), make_sequence(2, [4, 5])
     for sequence in (one, other):
         sequence.num_computed_tokens = sequence.num_tokens - 1
@@ -135,7 +135,7 @@ def test_plans_are_those_of_a_table_that_has_seen_only_this_step() -> None:
     scheduler = make_scheduler(
         num_blocks=24, block_size=2, windows=(0, 5), max_num_batched_tokens=7, max_num_seqs=4
     )
-    table = BatchTable(max_num_seqs=4, num_groups=2)
+    table = make_table(max_num_seqs=4, num_groups=2)
     for sequence_id in range(8):
         prompt = [sequence_id] * (1 + 2 * sequence_id % 9)
         scheduler.add(make_sequence(sequence_id, prompt, max_tokens=3 + sequence_id))
@@ -155,12 +155,12 @@ def test_plans_are_those_of_a_table_that_has_seen_only_this_step() -> None:
             ),
             copies=output.copies,
         )
-        assert plan == BatchTable(max_num_seqs=4, num_groups=2).flatten(fresh)
+        assert plan == make_table(max_num_seqs=4, num_groups=2).flatten(fresh)
         finish(scheduler, output)
 
 
 def test_rows_are_reused_and_keep_nothing_of_the_one_before() -> None:
-    table = BatchTable(max_num_seqs=1, num_groups=2)
+    table = make_table(max_num_seqs=1, num_groups=2)
     first = make_sequence(1, [1], seed=2**64 - 1, min_tokens=3)
     second = make_sequence(2, [2], seed=5)
     table.flatten(
@@ -177,7 +177,7 @@ def test_rows_are_reused_and_keep_nothing_of_the_one_before() -> None:
 
 
 def test_one_that_is_removed_and_added_in_one_step_starts_anew() -> None:
-    table = BatchTable(max_num_seqs=2, num_groups=1)
+    table = make_table(max_num_seqs=2, num_groups=1)
     sequence = make_sequence(1, range(9))
     table.flatten(
         make_output(1, (sequence, 0, 4), added=(sequence,), changed=(change(1, [0, 1, 2]),))
@@ -189,7 +189,7 @@ def test_one_that_is_removed_and_added_in_one_step_starts_anew() -> None:
 
 
 def test_tables_grow_past_their_first_width() -> None:
-    table = BatchTable(max_num_seqs=2, num_groups=1)
+    table = make_table(max_num_seqs=2, num_groups=1)
     one, other = make_sequence(1, [1]), make_sequence(2, [1])
     blocks = list(range(8 * FIRST_WIDTH))
     near = FIRST_WIDTH - 4
@@ -201,7 +201,7 @@ def test_tables_grow_past_their_first_width() -> None:
 
 
 def test_a_window_sends_its_own_blocks_alone() -> None:
-    table = BatchTable(max_num_seqs=2, num_groups=2)
+    table = make_table(max_num_seqs=2, num_groups=2)
     sequence = make_sequence(1, range(20))
     added = TableChange(1, (0, 0), ([1, 2, 3], [4, 5, 6]))
     table.flatten(make_output(1, (sequence, 0, 6), added=(sequence,), changed=(added,)))
@@ -214,7 +214,7 @@ def test_a_window_sends_its_own_blocks_alone() -> None:
 
 
 def test_a_window_may_move_past_all_of_its_blocks_or_start_far_in() -> None:
-    table = BatchTable(max_num_seqs=2, num_groups=1)
+    table = make_table(max_num_seqs=2, num_groups=1)
     sequence = make_sequence(1, range(20))
     table.flatten(
         make_output(1, (sequence, 8, 2), added=(sequence,), changed=(change(1, [4, 5], first=4),))
@@ -224,7 +224,7 @@ def test_a_window_may_move_past_all_of_its_blocks_or_start_far_in() -> None:
 
 
 def test_block_copies_travel_in_order() -> None:
-    table = BatchTable(max_num_seqs=2, num_groups=1)
+    table = make_table(max_num_seqs=2, num_groups=1)
     sequence = make_sequence(1, [1])
     output = make_output(
         1,
@@ -238,7 +238,7 @@ def test_block_copies_travel_in_order() -> None:
 
 @pytest.mark.parametrize(("min_tokens", "min_length"), [(0, 0), (1, 4), (5, 8)])
 def test_min_length_counts_from_the_start_of_the_prompt(min_tokens: int, min_length: int) -> None:
-    table = BatchTable(max_num_seqs=1, num_groups=1)
+    table = make_table(max_num_seqs=1, num_groups=1)
     sequence = make_sequence(1, [1, 2, 3], min_tokens=min_tokens)
     plan = table.flatten(
         make_output(1, (sequence, 0, 3), added=(sequence,), changed=(change(1, [0]),))
@@ -250,7 +250,7 @@ def test_plans_are_compared_by_content() -> None:
     def plan(token: int) -> StepPlan:
         sequence = make_sequence(1, [token])
         output = make_output(1, (sequence, 0, 1), added=(sequence,), changed=(change(1, [0]),))
-        return BatchTable(max_num_seqs=1, num_groups=1).flatten(output)
+        return make_table(max_num_seqs=1, num_groups=1).flatten(output)
 
     assert plan(1) == plan(1)
     assert plan(1) != plan(2)

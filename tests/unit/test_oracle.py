@@ -38,7 +38,7 @@ def make_sequences() -> list[Sequence]:
             priority=index % 3,
             tenant=str(index % 2),
             cache_salt="a" if index == 3 else "",
-            reads_prefix_cache=index != 6,
+            params={"prompt_logprobs": 0} if index == 6 else None,
         )
         sequences.append(sequence)
         sequences += [

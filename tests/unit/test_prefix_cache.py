@@ -94,10 +94,10 @@ def test_an_abort_in_flight_shares_what_was_acknowledged_alone() -> None:
     assert num_cached(scheduler, PROMPT) == 8
 
 
-def test_a_request_that_does_not_read_computes_all_and_still_writes() -> None:
+def test_a_prompt_that_is_scored_is_computed_whole_and_still_written() -> None:
     scheduler = make_scheduler(block_size=4)
     serve(scheduler, 1, PROMPT[:8])
-    sequence = make_sequence(2, PROMPT, reads_prefix_cache=False)
+    sequence = make_sequence(2, PROMPT, params={"prompt_logprobs": 0})
     scheduler.add(sequence)
     (scheduled,) = step(scheduler).scheduled
     assert scheduled.num_computed_tokens == sequence.num_cached_tokens == 0

@@ -1,6 +1,7 @@
 """Random lives of random requests: invariants at every step, the oracle's tokens at the end."""
 
 import os
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,13 +17,19 @@ from hypothesis.stateful import (
 )
 
 from runtime.errors import CapacityError
-from runtime.request import FinishReason
-from runtime.scheduling.flatten import BatchTable
+from runtime.request import FinishReason, TokenLogprobs
 from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.sequence import Status
-from tests.scheduling import OracleExecutor, make_scheduler, make_sequence, oracle_continuation
+from tests.scheduling import (
+    OracleExecutor,
+    make_scheduler,
+    make_sequence,
+    make_table,
+    oracle_continuation,
+    oracle_scores,
+)
 
 if TYPE_CHECKING:
     from runtime.scheduling.output import SchedulerOutput
@@ -66,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 QueueLimits(max_queued_requests=2, max_queued_tokens=20, queue_timeout_s=4.0),
             ]
         ),
+        scored_tokens=st.sampled_from([1, 2, 128]),
     )
     def start(
         self,
@@ -81,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         hash_fn: Hash,
         prefix_cache: bool,
         queue: QueueLimits,
+        scored_tokens: int,
     ) -> None:
         self.windows = windows
         budget = max_num_seqs + extra_budget
@@ -98,13 +107,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             hash_fn=hash_fn,
             prefix_cache=prefix_cache,
             queue=queue,
+            max_num_scored_tokens=scored_tokens,
         )
         self.executor = OracleExecutor(self.scheduler.cache.layout)
-        self.table = BatchTable(max_num_seqs=max_num_seqs, num_groups=len(windows))
+        self.table = make_table(max_num_seqs=max_num_seqs, num_groups=len(windows))
         self.in_flight: SchedulerOutput | None = None
         self.now = 0.0
         self.sequences: dict[int, Sequence] = {}
-        self.ended: set[int] = set()  # aborted, refused or dropped
+        self.ended: set[int] = set()  # aborted, refused, dropped or failed
+        self.scores: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
 
     @rule(
         prompt=PROMPTS,
@@ -114,7 +125,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(-1, 1),
         tenant=st.sampled_from("xyz"),
         patience=st.sampled_from([None, None, None, 2.0, 20.0]),
-        reads=st.sampled_from([True, True, True, False]),
+        scored=st.sampled_from([False, False, False, True]),
         num_forks=st.sampled_from([0, 0, 0, 1, 2]),
         min_tokens=st.sampled_from([0, 0, 3]),
         again=st.booleans(),
@@ -128,7 +139,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: int,
         tenant: str,
         patience: float | None,
-        reads: bool,
+        scored: bool,
         num_forks: int,
         min_tokens: int,
         again: bool,
@@ -150,7 +161,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
             tenant=tenant,
             deadline_s=None if patience is None else self.now + patience,
-            reads_prefix_cache=reads,
+            params={"prompt_logprobs": 0} if scored else None,
         )
         self.sequences[first.sequence_id] = first
         for _ in range(num_forks):
@@ -199,6 +210,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         outcome = self.scheduler.update(self.executor.execute(self.plan), self.now)
         assert not self.ended & {each.sequence_id for each in outcome.sequences}
         assert all(each.finish_reason is not None for each in outcome.finished)
+        failed = {sequence.sequence_id for sequence, _ in outcome.failed}
+        assert failed <= self.executor.faulty - self.ended
+        self.ended |= failed
+        for sequence_id, scores in outcome.scores.items():
+            self.scores[sequence_id] += scores
         self.in_flight = None
 
     @precondition(lambda self: self.in_flight is None)
@@ -217,6 +233,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.sequences[sequence_id].finish_reason is None:
             self.ended.add(sequence_id)
         self.scheduler.abort(sequence_id)
+
+    @precondition(lambda self: self.sequences)
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        """Its next token can't be sampled."""
+        self.executor.faulty.add(data.draw(st.sampled_from(sorted(self.sequences))))
 
     @rule()
     def crash(self) -> None:
@@ -260,6 +282,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             assert sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
         assert output == wanted
+        is_scored = sequence.params.prompt_logprobs is not None and sequence.fork_of is None
+        wanted_scores = oracle_scores(prompt, windows=self.windows) if is_scored else []
+        scores = self.scores[sequence.sequence_id]
+        if sequence.sequence_id in self.ended:
+            wanted_scores = wanted_scores[: len(scores)]
+        assert scores == wanted_scores
 
 
 def run(episodes: int) -> None:

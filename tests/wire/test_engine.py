@@ -11,6 +11,8 @@ from runtime.errors import InvalidRequestError, LockstepError, UnavailableError,
 from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
 from runtime.sampling_params import SamplingParams
 from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.token_masks import no_masks
+from runtime.structured import NoCompiler
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
 
 pytestmark = pytest.mark.wire
@@ -51,12 +53,12 @@ class GatedExecutor(OracleExecutor):
         self.entered: SimpleQueue[None] = SimpleQueue()
         self.gate: SimpleQueue[Exception | None] = SimpleQueue()
 
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan, make_masks=no_masks) -> StepResult:
         self.entered.put(None)
         error = self.gate.get(timeout=30)
         if error is not None:
             raise error
-        return super().execute(plan)
+        return super().execute(plan, make_masks)
 
     def step(self, error: Exception | None = None) -> None:
         self.entered.get(timeout=30)
@@ -77,7 +79,12 @@ def make_engine(
         eos_token_ids=(EOS,),
         tp_size=1,
     )
-    return Engine(model=model, scheduler=scheduler, executor=executor), executor
+    return Engine(
+        model=model,
+        scheduler=scheduler,
+        compiler=NoCompiler("a test has no tokenizer"),
+        executor=executor,
+    ), executor
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, Re
 from runtime.sampling_params import SamplingParams, fork_seed
 from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import FairPolicy
+from runtime.structured import NoCompiler
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
 
 pytestmark = pytest.mark.wire
@@ -28,9 +29,9 @@ class Served:
         executor = OracleExecutor(self.scheduler.cache.layout)
         execute = executor.execute
 
-        def slow_execute(plan):
+        def slow_execute(plan, make_masks):
             self.now += step_s
-            return execute(plan)
+            return execute(plan, make_masks)
 
         executor.execute = slow_execute
         model = ModelInfo(
@@ -43,7 +44,11 @@ class Served:
             tp_size=1,
         )
         self.engine = Engine(
-            model=model, scheduler=self.scheduler, executor=executor, clock=lambda: self.now
+            model=model,
+            scheduler=self.scheduler,
+            compiler=NoCompiler("a test has no tokenizer"),
+            executor=executor,
+            clock=lambda: self.now,
         )
         self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         self.ends: dict[tuple[int, int], RequestOutput] = {}
@@ -206,6 +211,7 @@ def test_an_idle_engine_checks_itself_and_says_so(monkeypatch) -> None:
     engine = Engine(
         model=served.engine.model,
         scheduler=served.scheduler,
+        compiler=NoCompiler("a test has no tokenizer"),
         executor=OracleExecutor(served.scheduler.cache.layout),
         on_idle=idle.set,
     )

@@ -63,7 +63,7 @@ def test_concurrent_streams_get_their_own_text(folder: Path) -> None:
             assert "".join(response.text for response in responses) == whole == text
             assert not any(REPLACEMENT in response.text for response in responses)
             *running, last = responses
-            assert last.finish_reason == common_pb2.FINISH_REASON_STOP
+            assert last.finish_reason == common_pb2.FINISH_REASON_LENGTH
             assert last.usage == inference_pb2.Usage(
                 num_prompt_tokens=len(prompt), num_output_tokens=len(prompt)
             )
@@ -186,7 +186,7 @@ def test_an_engine_failure_ends_its_request_alone(
 
 
 BAD_REQUESTS = {
-    "no prompt": ({}, "prompt is missing: set text or token_ids"),
+    "no prompt": ({}, "prompt is missing: set text, token_ids or chat"),
     "empty text": ({"text": ""}, "prompt is empty: it must have at least 1 character"),
     "no tokens": ({"token_ids": []}, "prompt is empty: it must have at least 1 token"),
     "negative": ({"token_ids": [5, -1]}, "prompt token id -1 must be in [0, 600)"),

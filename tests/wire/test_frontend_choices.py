@@ -62,7 +62,7 @@ def test_each_choice_has_its_text_its_seed_and_its_end(engine: FakeEngine, clien
     # Characters of two choices come byte by byte, in turn: one detokenizer would read neither.
     sink(connection, request.request_id, (0, thai[0], None), (1, arabic[0], None))
     sink(connection, request.request_id, (1, arabic[1], LENGTH), (0, thai[1], None))
-    sink(connection, request.request_id, (2, thai[0], STOP), (0, thai[2], STOP))
+    sink(connection, request.request_id, (2, thai[0], LENGTH), (0, thai[2], LENGTH))
     responses = list(call)
     by_choice = [[each for each in responses if each.index == index] for index in range(3)]
     assert ["".join(each.text for each in choice) for choice in by_choice] == [
@@ -76,7 +76,7 @@ def test_each_choice_has_its_text_its_seed_and_its_end(engine: FakeEngine, clien
         assert [each.seed for each in choice if each.HasField("seed")] == [fork_seed(77, index)]
         assert choice[0].HasField("seed")
         assert [bool(each.finish_reason) for each in choice][:-1] == [False] * (len(choice) - 1)
-    assert [choice[-1].finish_reason for choice in by_choice] == [STOP, LENGTH, STOP]
+    assert [choice[-1].finish_reason for choice in by_choice] == [LENGTH, LENGTH, LENGTH]
 
 
 def test_usage_is_told_once_for_all_choices(engine: FakeEngine, client: Client) -> None:

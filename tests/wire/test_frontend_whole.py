@@ -10,6 +10,7 @@ from protos.auth import bearer
 from runtime.engine import Engine
 from runtime.engine_service import EngineServer
 from runtime.sampling_params import fork_seed
+from runtime.structured import NoCompiler
 from tests.frontend import API_KEY, RunningFrontend, make_model
 from tests.scheduling import (
     EOS,
@@ -34,7 +35,10 @@ def engine(tmp_path) -> Iterator[Engine]:
         eos_token_ids=(EOS,),
     )
     engine = Engine(
-        model=model, scheduler=scheduler, executor=OracleExecutor(scheduler.cache.layout)
+        model=model,
+        scheduler=scheduler,
+        compiler=NoCompiler("a test has no tokenizer"),
+        executor=OracleExecutor(scheduler.cache.layout),
     )
     engine.start()
     yield engine

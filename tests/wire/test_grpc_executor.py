@@ -15,8 +15,16 @@ from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_step
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
-from tests.transport import EPOCH, TIMEOUT_S, TOKEN, FakeModel, example_plan, ints, ready_worker
-from workers.codec import encode_result
+from tests.transport import (
+    EPOCH,
+    TIMEOUT_S,
+    TOKEN,
+    FakeModel,
+    example_plan,
+    ints,
+    ready_worker,
+    result_of,
+)
 
 pytestmark = pytest.mark.wire
 
@@ -82,7 +90,7 @@ def answer(request: worker_pb2.StepRequest, **changes: Any) -> worker_pb2.StepRe
     fields = {
         "epoch": request.epoch,
         "step_id": request.step_id,
-        "result": encode_result({5: 10}),
+        "result": result_of({5: 10}),
         **changes,
     }
     return worker_pb2.StepReply(**fields)
@@ -178,7 +186,7 @@ def test_rank_0_must_have_a_result() -> None:
 
 
 def test_rank_0_must_have_one_token_for_each_row() -> None:
-    result = encode_result({5: 10, 6: 11})
+    result = result_of({5: 10, 6: 11})
     result.num_tokens = ints(1, 2).tobytes()
     rank = ScriptedRank(lambda request: answer(request, result=result))
     with (

@@ -71,7 +71,7 @@ def test_each_choice_has_its_own_text(engine: FakeEngine, llm: LLM) -> None:
     answering(
         engine,
         1,
-        [RequestOutput(0, tuple(tokens[index]), STOP, index) for index in (1, 0)],
+        [RequestOutput(0, tuple(tokens[index]), LENGTH, index) for index in (1, 0)],
     )
     completions = llm.generate("two", SamplingParams(n=2), progress=False)
     assert [each.text for each in completions] == ["fox", "dog"]

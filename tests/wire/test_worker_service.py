@@ -1,7 +1,8 @@
 """The Worker service over a real socket, with a fake model behind it."""
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
@@ -10,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import worker_pb2
-from runtime.executor.codec import decode_result, encode_step
+from runtime.executor.codec import decode_result, encode_masks, encode_step
+from runtime.scheduling.token_masks import MaskKind, TokenMasks
 from tests.transport import (
     EPOCH,
     TIMEOUT_S,
@@ -219,7 +221,7 @@ def test_calls_out_of_order_are_refused() -> None:
         (
             [worker_pb2.StepRequest(epoch=EPOCH, step_id=1)],
             grpc.StatusCode.INVALID_ARGUMENT,
-            "step 1 has no plan: it must carry a whole step",
+            "step 1: neither plan nor sample came, must be its plan",
         ),
         (
             [step(1, positions=example_plan().positions[:3])],
@@ -243,12 +245,77 @@ def test_a_wrong_step_ends_the_stream_and_all_later_ones(
 
 def test_what_is_not_built_is_unimplemented() -> None:
     request = step(1)
-    request.plan.defer_sampling = True
+    request.plan.token_references.SetInParent()
     with ready_worker(FakeModel()) as client:
         code, message = refusal(lambda: client.execute(request))
 
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert "defer_sampling" in message
+    assert "token_references" in message
+
+
+def masks_for(step_id: int, *, row: int = 1, token_ids: Sequence[int] = (7, 9)) -> Any:
+    masks = TokenMasks(
+        rows=ints(row),
+        kinds=np.array([MaskKind.ALLOWED], np.uint8),
+        num_words=ints(len(token_ids)),
+        words=np.array(token_ids, np.uint32),
+    )
+    data = encode_masks(masks, epoch=EPOCH, step_id=step_id)
+    return worker_pb2.StepRequest.FromString(data)
+
+
+def test_a_deferred_step_is_sampled_when_its_masks_come() -> None:
+    model = FakeModel()
+    with ready_worker(model) as client:
+        replies = client.execute(
+            step(1, defer_sampling=True),
+            masks_for(1),
+            step(2),
+            step(3, defer_sampling=True),
+            masks_for(3),
+        )
+
+    assert [reply.step_id for reply in replies] == [1, 2, 3]
+    assert decode_result(replies[0]).token_ids == [1199, 346]
+    assert [each.rows.tolist() for each in model.masks] == [[1], [], [1]]
+    assert model.masks[0].words.tolist() == [7, 9]
+    assert model.masks[0].kinds.tolist() == [MaskKind.ALLOWED]
+
+
+def test_a_rank_that_samples_nothing_replies_to_a_deferred_step_at_once() -> None:
+    with ready_worker(FakeModel(), rank=1, tp_size=2) as client:
+        replies = client.execute(step(1, defer_sampling=True), step(2))
+
+    assert [reply.step_id for reply in replies] == [1, 2]
+    assert not any(reply.HasField("result") for reply in replies)
+
+
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([masks_for(1)], "step 1: sample came, must be its plan"),
+        (
+            [step(1, defer_sampling=True), step(1)],
+            "step 1: plan came, must be its SampleStep, since its plan defers sampling",
+        ),
+        (
+            [step(1, defer_sampling=True), masks_for(1, row=2)],
+            r"sample.masks.rows has 2: must be in \[0, 2\)",
+        ),
+        (
+            [step(1, defer_sampling=True), masks_for(1, token_ids=[4096])],
+            r"sample.masks.words has 4096: must be in \[0, 4096\)",
+        ),
+    ],
+)
+def test_masks_out_of_order_or_of_no_row_are_refused(
+    requests: list[worker_pb2.StepRequest], message: str
+) -> None:
+    with ready_worker(FakeModel()) as client:
+        code, found = refusal(lambda: client.execute(*requests))
+
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert re.fullmatch(message, found)
 
 
 def test_a_step_that_raises_is_internal_and_names_type_and_rank() -> None:

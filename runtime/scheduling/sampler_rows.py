@@ -1,0 +1,162 @@
+"""The running sequences whose sampling needs more than one value per row, and what they need."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.sampling_params import SamplingParams
+from runtime.scheduling.sampler_inputs import (
+    BadWords,
+    Float32,
+    Int32,
+    SamplerInputs,
+    TokenBiases,
+    TokenHistory,
+    no_inputs,
+)
+from runtime.scheduling.sequence import Sequence as Choice
+from runtime.scheduling.token_masks import TokenMasks, bits_of, compress
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Biases:
+    token_ids: Int32
+    values: Float32
+
+    @classmethod
+    def of(cls, values: dict[int, float]) -> "_Biases":
+        return cls(
+            token_ids=np.array(list(values), np.int32),
+            values=np.array(list(values.values()), np.float32),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Needs:
+    """What stays the same for one sequence."""
+
+    biases: _Biases
+    early_biases: _Biases  # while it must not end
+    mask: TokenMasks | None  # of one row
+    bad_words: tuple[Int32, ...]  # of 2 tokens and more
+    wants_prompt: bool  # in its history
+    wants_output: bool
+    num_tail_tokens: int  # that bad words are compared with
+
+
+class SamplerRows:
+    """Sequences that hold blocks and need more; the others cost nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._needs: dict[int, _Needs] = {}  # by sequence id
+
+    def add(self, sequence: Choice) -> None:
+        needs = _needs_of(sequence, self._vocab_size)
+        if needs is not None:
+            self._needs[sequence.sequence_id] = needs
+
+    def remove(self, sequence_id: int) -> None:
+        self._needs.pop(sequence_id, None)
+
+    def gather(self, sampled: Iterable[Choice]) -> SamplerInputs:
+        """What the sampled rows, one for each sequence, need in this step."""
+        if not self._needs:
+            return no_inputs()
+        rows = [
+            (row, sequence, self._needs[sequence.sequence_id])
+            for row, sequence in enumerate(sampled)
+            if sequence.sequence_id in self._needs
+        ]
+        biases = [(row, _biases_now(sequence, needs)) for row, sequence, needs in rows]
+        masks = [(row, needs.mask) for row, _, needs in rows if needs.mask is not None]
+        words = [(row, word) for row, _, needs in rows for word in needs.bad_words]
+        histories = [(row, *_history(sequence, needs)) for row, sequence, needs in rows]
+        histories = [each for each in histories if len(each[1])]
+        return SamplerInputs(
+            biases=TokenBiases(
+                rows=_repeated((row, each.token_ids) for row, each in biases),
+                token_ids=_joined([each.token_ids for _, each in biases]),
+                values=_joined([each.values for _, each in biases], np.float32),
+            ),
+            masks=TokenMasks(
+                rows=_ints([row for row, _ in masks]),
+                kinds=_joined([each.kinds for _, each in masks], np.uint8),
+                num_words=_joined([each.num_words for _, each in masks]),
+                words=_joined([each.words for _, each in masks], np.uint32),
+            ),
+            bad_words=BadWords(
+                rows=_ints([row for row, _ in words]),
+                lengths=_ints([len(word) for _, word in words]),
+                token_ids=_joined([word for _, word in words]),
+            ),
+            history=TokenHistory(
+                rows=_ints([row for row, _, _ in histories]),
+                lengths=_ints([len(tokens) for _, tokens, _ in histories]),
+                num_prompt_tokens=_ints([count for _, _, count in histories]),
+                token_ids=_joined([tokens for _, tokens, _ in histories]),
+            ),
+        )
+
+
+def _needs_of(sequence: Choice, vocab_size: int) -> _Needs | None:
+    params = sequence.params
+    forbidden = [word[0] for word in sequence.bad_words if len(word) == 1]
+    late = dict(params.logit_bias or {}) | dict.fromkeys(forbidden, NEVER)
+    early = late | dict.fromkeys(params.stop_token_ids, NEVER) if params.min_tokens else late
+    words = tuple(_ints(word) for word in sequence.bad_words if len(word) > 1)
+    if not (early or words or params.allowed_token_ids or params.has_penalties):
+        return None
+    return _Needs(
+        biases=_Biases.of(late),
+        early_biases=_Biases.of(early),
+        mask=_allowed_mask(params, vocab_size),
+        bad_words=words,
+        wants_prompt=params.repetition_penalty != 1,
+        wants_output=params.has_penalties,
+        num_tail_tokens=max((len(word) for word in words), default=1) - 1,
+    )
+
+
+def _allowed_mask(params: SamplingParams, vocab_size: int) -> TokenMasks | None:
+    if not params.allowed_token_ids:
+        return None
+    bits = bits_of(_ints(params.allowed_token_ids), vocab_size)
+    return compress(bits[None], vocab_size=vocab_size)
+
+
+def _biases_now(sequence: Choice, needs: _Needs) -> _Biases:
+    is_early = sequence.num_output_tokens < sequence.params.min_tokens
+    return needs.early_biases if is_early else needs.biases
+
+
+def _history(sequence: Choice, needs: _Needs) -> tuple[Int32, int]:
+    """The tokens that this row's sampling looks at, and how many of them are of the prompt."""
+    tail = max(0, sequence.num_tokens - needs.num_tail_tokens)
+    if needs.wants_prompt:
+        start = 0
+    elif needs.wants_output:
+        start = min(tail, sequence.num_prompt_tokens)
+    else:
+        start = tail
+    tokens = np.array(sequence.token_ids[start:], np.int32)
+    return tokens, max(0, sequence.num_prompt_tokens - start)
+
+
+def _repeated(pairs: Iterable[tuple[int, Int32]]) -> Int32:
+    """The row of each value."""
+    rows = [(row, len(values)) for row, values in pairs]
+    return np.repeat(_ints([row for row, _ in rows]), [count for _, count in rows])
+
+
+def _joined(arrays: Sequence[NDArray[Any]], dtype: type = np.int32) -> NDArray[Any]:
+    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+
+
+def _ints(values: Sequence[int]) -> Int32:
+    return np.array(values, np.int32)

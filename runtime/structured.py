@@ -1,0 +1,89 @@
+"""The live sequences whose outputs must have a structure, and what they may go on with.
+
+Which tokens a structure allows next is found by a matcher for each sequence. Matchers live here,
+with the tokens, and not with the workers, which remember no sequence.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from runtime.errors import InvalidRequestError, LockstepError
+from runtime.grammar.masks import masks_of
+from runtime.grammar.matcher import CompiledGrammar, Matcher
+from runtime.scheduling.output import StepOutcome
+from runtime.scheduling.step_plan import StepPlan
+from runtime.scheduling.token_masks import TokenMasks
+from runtime.structure import Structure
+
+OnDone = Callable[[CompiledGrammar | LockstepError], None]
+
+
+class Compiler(Protocol):
+    """Makes structures ready, on other threads than the caller's."""
+
+    def compile(self, structure: Structure, on_done: OnDone) -> None:
+        """Never blocks; `on_done` is called once, on any thread."""
+        ...
+
+
+class NoCompiler:
+    """Refuses every structure, for a reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+
+    def compile(self, structure: Structure, on_done: OnDone) -> None:
+        on_done(InvalidRequestError(f"{structure.kind} isn't possible: {self._reason}"))
+
+
+class StructuredSequences:
+    """For one thread. A structure that can't go on ends its own sequence alone."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self.compile = compiler.compile
+        self._matchers: dict[int, Matcher] = {}  # by sequence id
+        self._failed: list[tuple[int, LockstepError]] = []
+
+    def start(self, sequence_ids: Iterable[int], compiled: CompiledGrammar) -> None:
+        for sequence_id in sequence_ids:
+            self._matchers[sequence_id] = compiled.matcher()
+
+    def forget(self, sequence_id: int) -> None:
+        """It has ended; one without a structure is ignored."""
+        self._matchers.pop(sequence_id, None)
+
+    def make_masks(self, plan: StepPlan) -> TokenMasks:
+        """What the sampled rows of a plan may go on with."""
+        sampled = plan.sequence_ids[plan.sample_sequence].tolist()
+        rows = [row for row, each in enumerate(sampled) if each in self._matchers]
+        matchers = [self._matchers[sampled[row]] for row in rows]
+        masks = masks_of(matchers)
+        self._note_errors((sampled[row], each) for row, each in zip(rows, matchers, strict=True))
+        return replace(masks, rows=np.array(rows, np.int32))
+
+    def advance(self, outcome: StepOutcome) -> None:
+        """Takes what a step brought."""
+        if not self._matchers:
+            return
+        advanced = []
+        for sequence, token in zip(outcome.sequences, outcome.token_ids, strict=True):
+            matcher = self._matchers.get(sequence.sequence_id)
+            if matcher is not None and sequence.finish_reason is None:
+                matcher.advance(token)
+                advanced.append((sequence.sequence_id, matcher))
+        self._note_errors(advanced)
+        for sequence in outcome.finished:
+            self.forget(sequence.sequence_id)
+
+    def take_failed(self) -> list[tuple[int, LockstepError]]:
+        """Sequences that can't go on since the last call, with what to tell their clients."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _note_errors(self, matchers: Iterable[tuple[int, Matcher]]) -> None:
+        for sequence_id, matcher in matchers:
+            if matcher.error is not None:
+                self._failed.append((sequence_id, matcher.error))
