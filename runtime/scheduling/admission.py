@@ -39,6 +39,13 @@ class Admission:
         self._running = running
         self._watermark_blocks = int(limits.watermark * cache.pool.num_blocks)
 
+    def num_free_slots(self, newcomer: Sequence) -> int:
+        """Slots that newcomers find, if there are blocks for all of them with this one."""
+        tokens = self._waiting.num_newcomer_tokens + newcomer.num_prompt_tokens
+        if self._cache.layout.max_blocks_for(tokens) > self._cache.pool.num_free:
+            return 0
+        return self._limits.max_num_seqs - len(self._running)
+
     def make_room_for_urgent(self, *, now: float, step_s: float) -> None:
         """Preempts what yields to the head of the queue, if that lets it in and in time."""
         if not self._policy.preempts_for_admission:

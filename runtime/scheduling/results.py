@@ -1,8 +1,11 @@
 """Reads a step's result: whether it is that step's, and what it says of single sequences."""
 
+from collections.abc import Callable
+
 from runtime.errors import InvalidRequestError, LockstepError, ModelOutputError, WorkerError
 from runtime.request import TokenLogprobs
 from runtime.scheduling.output import SchedulerOutput
+from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import Fault, StepResult
 
 
@@ -34,6 +37,27 @@ def take_scores(output: SchedulerOutput, result: StepResult) -> dict[int, list[T
             each.sequence.num_scored_tokens += count
             start += count
     return scores
+
+
+def take_tokens(
+    output: SchedulerOutput,
+    sequences: list[Sequence],
+    token_ids: list[int],
+    *,
+    commit: Callable[[Sequence], None],
+) -> None:
+    """Gives `sequences` a token each, and marks what the step has fed as computed.
+
+    `commit` hears of those that were behind.
+    """
+    for sequence, token in zip(sequences, token_ids, strict=True):
+        sequence.token_ids.append(token)
+    for sequence in output.steady:
+        sequence.num_computed_tokens += 1
+    for sequence, _, count in output.scheduled:
+        if sequence.finish_reason is None:
+            sequence.num_computed_tokens += count
+            commit(sequence)
 
 
 def error_of(fault: Fault) -> LockstepError:

@@ -17,7 +17,7 @@ from runtime.scheduling.ending import EndTokens, end_by_length
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
-from runtime.scheduling.results import check_result, error_of, take_scores
+from runtime.scheduling.results import check_result, error_of, take_scores, take_tokens
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence, Status
 from runtime.scheduling.step_plan import StepResult
@@ -78,7 +78,7 @@ class Scheduler:
             length = each.num_prompt_tokens + each.params.max_tokens
             each.max_num_tokens = min(length, self.limits.max_model_len)
         try:
-            self.waiting.add(sequence, num_free_slots=self._num_free_slots(sequence))
+            self.waiting.add(sequence, num_free_slots=self.admission.num_free_slots(sequence))
         except CapacityError:
             self.num_refused += 1
             sequence.forks = ()  # a cycle, which nobody collects while requests wait
@@ -155,7 +155,8 @@ class Scheduler:
         output, self._in_flight = self._in_flight, None
         assert output is not None, "no step is in flight"
         caught_up = [each.sequence for each in output.scheduled if each.samples]
-        check_result(result, output, self._wanted_ids(output, caught_up))
+        steady_ids = self.running.steady.ids_of(output.steady)
+        check_result(result, output, steady_ids + [each.sequence_id for each in caught_up])
         self._step_seconds.append(now - self._scheduled_at)
         sampled = [*output.steady, *caught_up]
         logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
@@ -167,14 +168,7 @@ class Scheduler:
             pairs = zip(sampled, token_ids, strict=True)
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
-        for sequence, token in zip(sequences, token_ids, strict=True):
-            sequence.token_ids.append(token)
-        for sequence in output.steady:
-            sequence.num_computed_tokens += 1
-        for sequence, _, count in output.scheduled:
-            if sequence.finish_reason is None:
-                sequence.num_computed_tokens += count
-                self.cache.commit(sequence)
+        take_tokens(output, sequences, token_ids, commit=self.cache.commit)
         ending = [*self.running.steady.take_ending(output.step_id), *caught_up]
         finished = self.end_tokens.end(sequences, token_ids) + end_by_length(ending)
         for sequence in finished:
@@ -221,13 +215,6 @@ class Scheduler:
         if not self.running.sequences:
             pool = self.cache.pool
             assert pool.num_free == pool.num_blocks, "blocks are lost"
-
-    def _num_free_slots(self, newcomer: Sequence) -> int:
-        """Slots that newcomers find, if there are blocks for all of them with this one."""
-        tokens = self.waiting.num_newcomer_tokens + newcomer.num_prompt_tokens
-        if self.cache.layout.max_blocks_for(tokens) > self.cache.pool.num_free:
-            return 0
-        return self.limits.max_num_seqs - len(self.running)
 
     def _feed_behind(self, budget: int) -> list[ScheduledSequence]:
         """What the running sequences that are behind get of the budget, the oldest first."""
@@ -304,11 +291,3 @@ class Scheduler:
         for sequence in self._freed_on_update:
             self.running.free(sequence)
         self._freed_on_update = []
-
-    def _wanted_ids(self, output: SchedulerOutput, caught_up: list[Sequence]) -> list[int]:
-        """Whose tokens a step samples, in its order."""
-        steady = self.running.steady
-        # An abort since then has changed the members.
-        is_same = output.steady is steady.members
-        ids = steady.ids if is_same else [each.sequence_id for each in output.steady]
-        return ids + [each.sequence_id for each in caught_up]

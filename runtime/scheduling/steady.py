@@ -21,6 +21,12 @@ class SteadySet:
         self._forget_left()
         return self._members
 
+    def ids_of(self, members: tuple[Sequence, ...]) -> list[int]:
+        """Of those that were the members once; quickly where they still are."""
+        if members is self.members:
+            return self._ids
+        return [each.sequence_id for each in members]
+
     @property
     def ids(self) -> list[int]:
         """Of the members, in their order."""
