@@ -9,14 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
-from queue import Empty, SimpleQueue
 
 from runtime.choices import make_choices
 from runtime.counters import Counters
-from runtime.errors import CapacityError, InvalidRequestError, LockstepError, UnavailableError
+from runtime.errors import InvalidRequestError, LockstepError, UnavailableError
 from runtime.executor.base import Executor
 from runtime.grammar.matcher import CompiledGrammar
 from runtime.live_requests import LiveRequests, Sink
+from runtime.mailbox import Mailbox
 from runtime.request import (
     EngineStats,
     ModelInfo,
@@ -65,7 +65,7 @@ class Engine:
             num_groups=len(scheduler.cache.layout.groups),
             vocab_size=model.vocab_size,
         )
-        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._mailbox = Mailbox()
         self._sequence_ids = itertools.count(1)
         self._live = LiveRequests()
         self._structured = StructuredSequences(compiler)
@@ -86,7 +86,7 @@ class Engine:
         """
         self.end(UnavailableError("the engine is stopping"))
         self._executor.close()
-        self._inbox.put(self._stop)
+        self._mailbox.post(self._stop)
         self._thread.join()
 
     def end(self, error: LockstepError) -> None:
@@ -98,7 +98,7 @@ class Engine:
 
     def fail(self, error: LockstepError) -> None:
         """Ends all steps with `error`, which every live and later request gets."""
-        self._inbox.put(partial(self._raise, error))
+        self._mailbox.post(partial(self._raise, error))
 
     def wait(self, timeout_s: float | None = None) -> LockstepError | None:
         """Waits for the loop to end; returns what ended it, None after `timeout_s`."""
@@ -113,9 +113,11 @@ class Engine:
 
     def submit(self, call: Callable[[], None]) -> None:
         """Runs `call` on the engine's thread, in order, between two steps."""
-        self._inbox.put(call)
-        if self._stopped:
-            self._refuse_rest()
+        self._mailbox.post(call)
+
+    def run_submitted(self) -> None:
+        """Runs what was submitted. For who steps the engine; else its own thread does."""
+        self._mailbox.run_all()
 
     def add(self, connection: "Connection", request: Request, *, arrived_s: float) -> None:
         """Queues a request or refuses it through its connection's sink.
@@ -182,40 +184,24 @@ class Engine:
     def _run(self) -> None:
         try:
             while True:
-                self._drain_inbox()
-                if self._scheduler.has_work:
-                    self.step()
+                self.run_submitted()
+                while not self._scheduler.has_work:
+                    self._idle()
+                self.step()
         except LockstepError as error:
             self._end(self._ending or error)
         except Exception as error:  # the edge of the thread: a bug of ours, reported to everybody
             logger.exception("the engine failed")
             self._end(UnavailableError(f"the engine failed: {type(error).__name__}: {error}"))
         while not self._stopped:
-            self._inbox.get()()  # an ended engine still refuses what comes
-        self._refuse_rest()
+            self._mailbox.run_next()  # an ended engine still refuses what comes
+        self._mailbox.close()
 
-    def _refuse_rest(self) -> None:
-        """Answers what came too late for the loop; from any thread."""
-        while True:
-            try:
-                call = self._inbox.get_nowait()
-            except Empty:
-                return
-            call()
-
-    def _drain_inbox(self) -> None:
-        while not self._inbox.empty():
-            self._inbox.get()()
-        while not self._scheduler.has_work:
-            self._wait_for_call()()
-
-    def _wait_for_call(self) -> Callable[[], None]:
-        try:
-            return self._inbox.get(timeout=IDLE_CHECK_S)
-        except Empty:
+    def _idle(self) -> None:
+        if not self._mailbox.run_next(IDLE_CHECK_S):
             self._scheduler.check_invariants()
             self._on_idle()
-            return self._inbox.get()
+            self._mailbox.run_next()
 
     def _compile(self, structure: Structure, choices: list[Sequence]) -> None:
         """Queues them once their structure is ready: until then they hold no slot."""
@@ -228,17 +214,15 @@ class Engine:
     def _queue(
         self, choices: list[Sequence], compiled: CompiledGrammar | LockstepError | None = None
     ) -> None:
-        first = choices[0].sequence_id
-        if isinstance(compiled, LockstepError):
-            self._fail(first, compiled)
-            return
         # A choice that was aborted while the structure was made ready isn't known any more.
         live = [each for each in choices if self._live.key_of(each.sequence_id) is not None]
         if not live:
             return
         try:
+            if isinstance(compiled, LockstepError):
+                raise compiled
             self._scheduler.add(choices[0], self.clock())
-        except CapacityError as error:
+        except LockstepError as error:
             self._fail(live[0].sequence_id, error)
             return
         if compiled is not None:
