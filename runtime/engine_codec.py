@@ -31,7 +31,7 @@ from runtime.request import (
     RequestFailure,
     RequestOutput,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import SamplingParams, check_length
 
 PARAM_FIELDS = fields(SamplingParams)
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
@@ -122,6 +122,8 @@ def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
     refuse_unknown_fields("sampling_params", message)
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
+        if field.is_repeated:
+            check_length(field.name, len(value))
         if field.name == "logit_bias":
             values[field.name] = dict(value)
         else:

@@ -19,11 +19,17 @@ MAX_PENALTY = 2.0
 MIN_REPETITION, MAX_REPETITION = 0.01, 100.0
 MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
-MAX_BIASES = 1024
-MAX_BAD_WORDS = 256
-MAX_STOPS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKENS = 256
+MAX_TEXT_CHARS = 1024  # of a stop string and of a bad word
+MAX_STRUCTURE_BYTES = 64 << 10
+# Most entries of lists: a longer one would hold up other requests while it is looked at.
+MAX_ENTRIES = {
+    "logit_bias": 1024,
+    "allowed_token_ids": 1 << 18,
+    "bad_words": 256,
+    "stop": 16,
+    "stop_token_ids": 256,
+    "choices": 4096,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,8 @@ class SamplingParams:
         """What comes over the wire is typed; an offline caller may pass anything."""
         for each in fields(self):
             value = getattr(self, each.name)
+            if isinstance(value, list | tuple | Mapping):
+                check_length(each.name, len(value))
             if isinstance(value, list):
                 value = tuple(value)
                 object.__setattr__(self, each.name, value)  # as dataclasses do in __init__
@@ -127,18 +135,14 @@ class SamplingParams:
                 )
 
     def _check_lists(self) -> None:
-        for name, most in _LENGTHS:
-            count = len(getattr(self, name) or ())
-            if count > most:
-                raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")
         for name in ("stop", "bad_words", "choices"):
             for place, text in enumerate(getattr(self, name)):
                 if not text:
                     raise InvalidRequestError(f"{name}[{place}] is empty: it must have a character")
-                if name == "stop" and len(text) > MAX_STOP_CHARS:
+                if name != "choices" and len(text) > MAX_TEXT_CHARS:
                     raise InvalidRequestError(
-                        f"stop[{place}] has {len(text)} characters: must be at most "
-                        f"{MAX_STOP_CHARS}"
+                        f"{name}[{place}] has {len(text)} characters: must be at most "
+                        f"{MAX_TEXT_CHARS}"
                     )
         for token, bias in (self.logit_bias or {}).items():
             if not -MAX_BIAS <= bias <= MAX_BIAS:
@@ -150,6 +154,12 @@ class SamplingParams:
         names = [kind for kind in STRUCTURE_KINDS if getattr(self, kind) not in (None, ())]
         if len(names) > 1:
             raise InvalidRequestError(f"{' and '.join(names)} are set: at most one may be")
+        structure = self.structure
+        num_bytes = 0 if structure is None else len(structure.text.encode(errors="replace"))
+        if num_bytes > MAX_STRUCTURE_BYTES:
+            raise InvalidRequestError(
+                f"{names[0]} has {num_bytes} bytes: must be at most {MAX_STRUCTURE_BYTES}"
+            )
         for other in ("ignore_eos", "min_tokens"):
             if names and getattr(self, other):
                 raise InvalidRequestError(
@@ -172,12 +182,13 @@ _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("logprobs", 0, MAX_LOGPROBS, ""),
     ("prompt_logprobs", 0, MAX_LOGPROBS, ""),
 )
-_LENGTHS = (
-    ("logit_bias", MAX_BIASES),
-    ("bad_words", MAX_BAD_WORDS),
-    ("stop", MAX_STOPS),
-    ("stop_token_ids", MAX_STOP_TOKENS),
-)
+
+
+def check_length(name: str, count: int) -> None:
+    """Raises InvalidRequestError: the list `name` has too many entries."""
+    most = MAX_ENTRIES.get(name, count)
+    if count > most:
+        raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")
 
 
 def _is_int(value: object) -> bool:
