@@ -66,7 +66,9 @@ class ModelExecutor:
         self._reach = build.max_model_len(model_config)
         self._model = build.build_model(model_config, self._dtype)
         shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
-        self._vocab_size = shapes[_head_name(self._model)][0]
+        eos_token_ids = build.eos_token_ids(folder, model_config)
+        num_embeddings = shapes[_head_name(self._model)][0]
+        self._vocab_size = build.count_token_ids(folder, num_embeddings, eos_token_ids)
         sources = match_names(self._model, shapes, read_checkpoint(folder), folder)
         shards = shard_model(self._model, parallel)
         load_weights(
@@ -78,10 +80,9 @@ class ModelExecutor:
         )
         build.initialize_buffers(self._model, self._device)
         self._calls = self._probe()
-        self.spec = self._describe(build.eos_token_ids(folder, model_config))
+        self.spec = self._describe(eos_token_ids)
         # A checkpoint may name ids past its vocabulary.
-        ends = [token for token in self.spec.eos_token_ids if 0 <= token < self._vocab_size]
-        self._sampler = Sampler(ends)
+        self._sampler = Sampler([each for each in eos_token_ids if 0 <= each < self._vocab_size])
 
     def allocate_cache(self, layout: CacheLayout) -> int:
         """Makes the KV cache and returns its bytes.

@@ -1,17 +1,17 @@
-"""Distribution, exactness of the filters, and independence of batch mates."""
+"""Ties, edges, masks and faults of single rows, and the noise."""
 
 import pytest
 import torch
 
-from tests.sampling import make_rows, mixed_batch, pick, sample, spread_logits
-from workers import sampler
-from workers.errors import WorkerError
-from workers.sampler import gumbel, most_probable, row_keys, total_mass
+from tests.sampling import NEVER, Row, sample, spread_logits
+from workers.batch import MaskKind
+from workers.sampling import noise
+from workers.sampling.candidates import most_probable
+from workers.sampling.noise import gumbel, row_keys
+from workers.sampling.sampler import Fault
+from workers.sampling.segments import SegmentedRows
 
 pytestmark = pytest.mark.cpu
-
-SEEDS = 40_000
-CHUNK = 2_000
 
 KEYS = [7450421197402424322, -512898370130075971, 2976047945639191205]
 NOISE = [
@@ -27,206 +27,227 @@ NOISE = [
 ]
 
 
-def draw_many(logits: torch.Tensor, **parameters) -> torch.Tensor:
-    """Counts of tokens over many seeds."""
-    counts = torch.zeros(len(logits), dtype=torch.int64)
-    for start in range(0, SEEDS, CHUNK):
-        rows = make_rows(CHUNK, seed=torch.arange(start, start + CHUNK), **parameters)
-        tokens = sample(logits.expand(CHUNK, -1).clone(), rows)
-        counts += tokens.bincount(minlength=len(logits))
-    return counts
-
-
-def assert_follows(counts: torch.Tensor, probabilities: torch.Tensor) -> None:
-    """Pearson's chi-square within 5 deviations; rare tokens are counted together."""
-    assert counts[probabilities == 0].sum() == 0
-    expected = probabilities.double() * counts.sum()
-    common = expected >= 10
-    seen = torch.cat((counts[common].double(), counts[~common].sum()[None].double()))
-    wanted = torch.cat((expected[common], expected[~common].sum()[None]))
-    seen, wanted = seen[wanted > 0], wanted[wanted > 0]
-    degrees = len(wanted) - 1
-    statistic = float(((seen - wanted) ** 2 / wanted).sum())
-    assert degrees > 0
-    assert abs(statistic - degrees) < 5 * (2 * degrees) ** 0.5
-
-
-def test_free_draws_follow_the_softmax():
-    logits = spread_logits(300)
-
-    counts = draw_many(logits, temperature=0.7)
-
-    assert_follows(counts, (logits / 0.7).softmax(-1))
-
-
-def test_draws_in_two_levels_follow_the_softmax():
-    """5,000 tokens: the last of ten segments is not full."""
-    logits = spread_logits(5000, scale=3.0)
-
-    counts = draw_many(logits, temperature=1.0)
-
-    assert_follows(counts, logits.softmax(-1))
-
-
-def test_the_chi_square_test_can_fail():
-    logits = spread_logits(300)
-    counts = draw_many(logits, temperature=1.0)
-
-    with pytest.raises(AssertionError):
-        assert_follows(counts, (logits / 1.1).softmax(-1))
-
-
-def test_top_k_draws_follow_the_softmax_of_exactly_k():
-    logits = spread_logits(300)
-    kept = torch.zeros(300).index_fill(0, logits.topk(20).indices, 1).bool()
-
-    counts = draw_many(logits, top_k=20)
-
-    assert (counts > 0).sum() == 20
-    assert_follows(counts, logits.masked_fill(~kept, float("-inf")).softmax(-1))
-
-
-@pytest.mark.parametrize("vocabulary", [300, 5000])
-def test_top_p_draws_follow_the_softmax_of_the_nucleus(vocabulary):
-    logits = spread_logits(vocabulary)
-    ordered, order = logits.softmax(-1).double().sort(descending=True)
-    size = int((ordered.cumsum(0) < 0.6).sum()) + 1
-    kept = torch.zeros(vocabulary).index_fill(0, order[:size], 1).bool()
-
-    counts = draw_many(logits, top_p=0.6)
-
-    assert_follows(counts, logits.masked_fill(~kept, float("-inf")).softmax(-1))
-
-
-def test_successive_positions_draw_independently():
-    logits = torch.zeros(4)
-    first = sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=7))
-    second = sample(logits.expand(SEEDS, -1).clone(), make_rows(SEEDS, position=8))
-
-    assert_follows((first * 4 + second).bincount(minlength=16), torch.full((16,), 1 / 16))
-
-
-@pytest.mark.parametrize("vocabulary", [211, 5000, 32000])
-def test_a_row_draws_the_same_alone_permuted_and_in_part(vocabulary):
-    logits, rows = mixed_batch(vocabulary)
-    everyone = sample(logits.clone(), rows)
-
-    alone = torch.cat(
-        [
-            sample(logits[i : i + 1].clone(), pick(rows, torch.tensor([i])))
-            for i in range(len(logits))
-        ]
-    )
-    order = torch.randperm(len(logits), generator=torch.Generator().manual_seed(2))
-    permuted = sample(logits[order], pick(rows, order))
-    part = order[:7]
-    in_part = sample(logits[part], pick(rows, part))
-
-    assert alone.equal(everyone)
-    assert permuted.equal(everyone[order])
-    assert in_part.equal(everyone[part])
-
-
-def test_the_mass_of_a_row_is_the_same_alone_to_the_last_bit():
-    """Of one long row torch adds the parts that its threads sum up."""
-    values = torch.randn(5, 262144, generator=torch.Generator().manual_seed(0)) * 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    together = total_mass(values)
-    alone = torch.cat([total_mass(row[None]) for row in values])
-    torch.set_num_threads(threads)
-
-    assert alone.equal(together)
-    assert together == pytest.approx(values.double().exp().sum(-1), rel=1e-14)
+def tokens_of(row: Row, seeds: int = 300) -> set[int]:
+    """All that are drawn over the seeds."""
+    samples = sample([row.asking(seed=seed) for seed in range(seeds)])
+    assert not samples.faults.any()
+    return set(samples.token_ids.tolist())
 
 
 def test_greedy_takes_the_lowest_of_equal_tokens():
-    logits = torch.zeros(2, 5000)
-    logits[1, [17, 4000]] = 1
+    equal = torch.zeros(5000)
+    two = equal.index_fill(0, torch.tensor([517, 4999]), 1)
+    rows = [Row(logits=each, columns={"temperature": 0}) for each in (equal, two, two[100:])]
 
-    assert sample(logits, make_rows(2, temperature=0.0)).tolist() == [0, 17]
-
-
-def test_the_logits_are_left_as_they_were():
-    logits, rows = mixed_batch(300)
-    before = logits.clone()
-
-    sample(logits, rows)
-
-    assert logits.equal(before)
+    assert sample(rows[:2]).token_ids.tolist() == [0, 517]
+    assert sample(rows[2:]).token_ids.tolist() == [417]
 
 
-def test_equal_tokens_are_kept_by_the_lower_id():
-    values = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0], [5.0, 5.0, 5.0, 5.0, 5.0, 5.0]])
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("places", [[2, 3, 5, 7, 11], [4, 600, 601, 1100, 1900]])
+def test_of_a_five_way_tie_top_3_keeps_the_lowest_ids(batch, places):
+    row = Row(logits=torch.zeros(2000).index_fill(0, torch.tensor(places), 4), columns={"top_k": 3})
+    seen = set()
+    for start in range(0, 320, batch):
+        rows = [row.asking(seed=seed) for seed in range(start, start + batch)]
+        seen |= set(sample(rows).token_ids.tolist())
 
-    ids, kept = most_probable(values, torch.tensor([3, 2]))
+    assert seen == set(places[:3])
 
-    assert ids[0].tolist() == [1, 2, 3]
-    assert ids[1, :2].tolist() == [0, 1]
-    assert kept[1].tolist() == [5.0, 5.0, float("-inf")]
+
+@pytest.mark.parametrize("vocabulary", [300, 9000])
+def test_of_equal_tokens_top_p_keeps_the_lowest_ids(vocabulary):
+    """Half of the mass is the lower half of the tokens."""
+    seen = tokens_of(Row(logits=torch.zeros(vocabulary), columns={"top_p": 0.5}))
+
+    assert vocabulary * 0.45 < max(seen) < vocabulary // 2
 
 
 def test_top_p_keeps_the_smallest_set_that_reaches_it():
     """Probabilities 1/2, 1/4, 1/8, 1/8: 0.75 is reached by two tokens, 0.76 needs the third."""
-    logits = torch.tensor([0.125, 0.5, 0.125, 0.25]).log()
+    row = Row(logits=torch.tensor([0.125, 0.5, 0.125, 0.25]).log())
 
-    def seen(top_p: float) -> set[int]:
-        return set(draw_many(logits, top_p=top_p).nonzero().flatten().tolist())
-
-    assert seen(0.74) == {1, 3}
-    assert seen(0.76) == {0, 1, 3}
-    assert seen(1e-30) == {1}
+    assert tokens_of(row.asking(top_p=0.74)) == {1, 3}
+    assert tokens_of(row.asking(top_p=0.76)) == {0, 1, 3}
+    assert tokens_of(row.asking(top_p=1e-30)) == {1}
 
 
-def test_a_flat_nucleus_wider_than_the_first_guess():
-    """9,000 equal tokens: 0.5 keeps the lower half, far more than the guess of 1,024."""
-    tokens = sample(torch.zeros(200, 9000), make_rows(200, top_p=0.5))
+def test_min_p_1_keeps_the_best_alone():
+    row = Row(logits=spread_logits(5000))
 
-    assert int(tokens.max()) < 4500
-    assert int(tokens.max()) > 4000
+    for columns in ({"min_p": 1.0}, {"min_p": 1.0, "top_p": 0.9}, {"min_p": 1.0, "top_k": 9}):
+        assert tokens_of(row.asking(**columns, temperature=0.7)) == {int(row.logits.argmax())}
 
 
-@pytest.mark.parametrize("temperature", [1e-38, 1e-4, 1e30])
-def test_extreme_temperatures_stay_finite(temperature):
-    logits = spread_logits(300)
+@pytest.mark.parametrize("columns", [{}, {"top_p": 0.99}, {"top_k": 4000}, {"min_p": 1e-9}])
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-4, 1e30, 3e38])
+def test_extreme_temperatures_stay_finite(temperature, columns):
+    row = Row(logits=spread_logits(5000))
 
-    tokens = sample(logits.expand(50, -1).clone(), make_rows(50, temperature=temperature))
+    seen = tokens_of(row.asking(temperature=temperature, **columns))
 
     if temperature < 1:
-        assert set(tokens.tolist()) == {int(logits.argmax())}
+        assert seen == {int(row.logits.argmax())}
     else:
-        assert len(set(tokens.tolist())) > 20
+        assert len(seen) > 200
 
 
-def test_forbidden_tokens_are_never_drawn():
-    logits = torch.full((5000,), float("-inf"))
+def test_logits_far_apart_stay_finite():
+    logits = torch.tensor([-3e38, 3e38, 0.0] * 600)
+
+    for columns in ({}, {"top_p": 0.5}, {"top_k": 5}, {"repetition_penalty": 1e-3}):
+        row = Row(logits=logits, columns=columns, prompt=[1, 4])
+        assert all(token % 3 == 1 for token in tokens_of(row))
+
+
+@pytest.mark.parametrize("columns", [{}, {"top_k": 10}, {"top_p": 0.99}, {"min_p": 0.1}])
+def test_tokens_without_probability_are_never_drawn(columns):
+    logits = torch.full((5000,), NEVER)
     logits[[3, 4999]] = 0.0
 
-    for parameters in ({}, {"top_k": 10}, {"top_p": 0.99}):
-        tokens = sample(logits.expand(200, -1).clone(), make_rows(200, **parameters))
-        assert set(tokens.tolist()) == {3, 4999}
+    assert tokens_of(Row(logits=logits, columns=columns)) == {3, 4999}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf"), float("inf")])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_no_numbers_name_their_sequence(value, temperature):
-    logits = torch.zeros(3, 10)
-    logits[1] = value
+@pytest.mark.parametrize("vocabulary", [7, 31, 32, 1000, 5000])
+@pytest.mark.parametrize("columns", [{"temperature": 0}, {}, {"top_k": 3}, {"top_p": 0.9}])
+def test_masks_of_all_kinds_are_the_same_as_no_probability(vocabulary, columns):
+    """An allowed list, bits, and what is forbidden: one set, and never another token."""
+    logits = spread_logits(vocabulary)
+    allowed = [*range(0, vocabulary, 3), vocabulary - 1]
+    forbidden = sorted(set(range(vocabulary)) - set(allowed))
+    without = logits.index_fill(0, torch.tensor(forbidden), NEVER)
+    masks = [
+        (MaskKind.ALLOWED, allowed),
+        (MaskKind.BITS, allowed),
+        (MaskKind.FORBIDDEN, forbidden),
+    ]
 
-    with pytest.raises(WorkerError, match="sequence 1"):
-        sample(logits, make_rows(3, temperature=temperature))
+    for seed in range(20):
+        bare = Row(logits=without, columns={**columns, "seed": seed})
+        rows = [Row(logits=logits, columns=bare.columns, mask=mask) for mask in masks]
+        rows += [Row(logits=logits, columns=bare.columns, grammar=mask) for mask in masks]
+        assert len(set(sample([bare, *rows]).token_ids.tolist())) == 1
+
+
+def test_masks_of_both_places_hold():
+    row = Row(
+        logits=torch.zeros(1200),
+        mask=(MaskKind.BITS, [1, 40, 700, 1100]),
+        grammar=(MaskKind.ALLOWED, [0, 40, 700, 1101]),
+    )
+
+    assert tokens_of(row) == {40, 700}
+
+
+def test_bad_words_need_all_their_tokens_in_order():
+    logits = torch.zeros(8)
+    row = Row(
+        logits=logits,
+        prompt=[1],
+        output=[2, 3],
+        bad_words=[[3, 0], [2, 3, 1], [1, 2, 3, 2], [0, 1, 2, 3, 4], [2, 5], [3, 2, 6]],
+    )
+    other = Row(logits=logits, bad_words=[[3, 0], [2, 3, 1]])
+
+    assert tokens_of(row) == {3, 4, 5, 6, 7}
+    assert tokens_of(other) == set(range(8))
+
+
+def test_history_without_a_penalty_changes_nothing():
+    rows = [Row(logits=spread_logits(600), prompt=[4, 5], output=[6])] * 2
+    rows[1] = rows[1].asking(repetition_penalty=1.5)
+
+    plain = sample([Row(logits=spread_logits(600))])
+
+    assert sample(rows).token_ids[0] == plain.token_ids[0]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "all -inf"])
+@pytest.mark.parametrize("columns", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}])
+def test_damaged_logits_are_the_fault_of_their_row_alone(value, columns):
+    logits = torch.stack([spread_logits(600, seed=seed) for seed in range(4)])
+    rows = [Row(logits=each, columns={**columns, "num_logprobs": 2}) for each in logits]
+    sound = sample(rows)
+    damaged = logits[2].clone()
+    damaged[:] = NEVER if value == "all -inf" else damaged
+    damaged[599] = NEVER if value == "all -inf" else value
+    rows[2] = Row(logits=damaged, columns=rows[2].columns, mask=(MaskKind.FORBIDDEN, [599]))
+
+    samples = sample(rows)
+
+    assert samples.faults.tolist() == [0, 0, Fault.INVALID_LOGITS, 0]
+    assert samples.token_ids[2] == 0
+    mates = torch.tensor([0, 1, 3])
+    assert samples.token_ids[mates].equal(sound.token_ids[mates])
+    assert samples.logprobs.rows.tolist() == mates.tolist()
+    assert samples.logprobs.logprobs.equal(sound.logprobs.logprobs[mates])
+
+
+@pytest.mark.parametrize("columns", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"mask": (MaskKind.ALLOWED, [])},
+        {"mask": (MaskKind.BITS, [])},
+        {"mask": (MaskKind.FORBIDDEN, range(20))},
+        {"mask": (MaskKind.ALLOWED, [3, 4]), "grammar": (MaskKind.BITS, [5])},
+        {"biases": dict.fromkeys(range(20), NEVER)},
+        {"mask": (MaskKind.ALLOWED, [3]), "prompt": [1, 2], "bad_words": [[2, 3]]},
+    ],
+)
+def test_a_row_without_a_token_is_a_fault_of_that_row_alone(columns, asked):
+    logits = spread_logits(20)
+    rows = [Row(logits=logits, columns={**columns, "num_logprobs": 0}) for _ in range(3)]
+    sound = sample(rows)
+    rows[1] = Row(logits=logits, columns=rows[1].columns, **asked)
+
+    samples = sample(rows)
+
+    assert samples.faults.tolist() == [0, Fault.EMPTY_SUPPORT, 0]
+    assert samples.token_ids.tolist() == [sound.token_ids[0], 0, sound.token_ids[2]]
+    assert samples.logprobs.rows.tolist() == [0, 2]
+
+
+def test_equal_tokens_are_kept_by_the_lower_id():
+    values = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0], [5.0] * 6, [NEVER, 1.0, *[NEVER] * 4]])
+
+    ids, kept = most_probable(SegmentedRows(values), torch.arange(3), torch.tensor([3, 2, 3]))
+
+    assert ids[0].tolist() == [1, 2, 3]
+    assert ids[1, :2].tolist() == [0, 1]
+    assert kept[1].tolist() == [5.0, 5.0, NEVER]
+    assert kept[2].tolist() == [1.0, NEVER, NEVER]
+
+
+@pytest.mark.parametrize("vocabulary", [300, 5000, 32000])
+@pytest.mark.parametrize("distinct", [3, 50, 10_000])
+def test_the_most_probable_are_those_of_a_stable_sort(vocabulary, distinct):
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(distinct, (6, vocabulary), generator=generator).float()
+    values[4] = 7.0
+    index = torch.tensor([5, 0, 4, 4, 2])
+    counts = torch.tensor([4, 0, 9, 15, 1])
+    ordered, order = values.sort(dim=-1, descending=True, stable=True)
+
+    for factor in (1, 19):
+        ids, kept = most_probable(SegmentedRows(values), index, counts * factor)
+
+        for place, (row, count) in enumerate(zip(index, counts * factor, strict=True)):
+            assert ids[place, :count].equal(order[row, :count])
+            assert kept[place, :count].equal(ordered[row, :count])
+            assert (kept[place, count:] == NEVER).all()
 
 
 def test_the_noise_is_what_it_always_was():
     """Changes of the hash change every seeded answer: this pins it."""
     keys = row_keys(torch.tensor([0, 1, -1]), torch.tensor([0, 1, 2]))
 
-    noise = gumbel(keys, 0, torch.tensor([0, 1, 1 << 20]))
+    values = gumbel(keys, 0, torch.tensor([0, 1, 1 << 20]))
 
     assert keys.tolist() == KEYS
-    assert noise.flatten().tolist() == pytest.approx(NOISE, abs=1e-12)
+    assert values.flatten().tolist() == pytest.approx(NOISE, abs=1e-12)
 
 
 def test_the_hash_is_splitmix64():
     """First output of the reference implementation with state 0."""
-    assert sampler._mix(torch.tensor([sampler.GAMMA])).item() % (1 << 64) == 0xE220A8397B1DCDAF
+    assert noise._mix(torch.tensor([noise.GAMMA])).item() % (1 << 64) == 0xE220A8397B1DCDAF

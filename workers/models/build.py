@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,25 @@ def eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
     if not all(isinstance(token, int) for token in listed):
         raise ModelError(f"{folder}: eos_token_id={ids} must be a token id or a list of them")
     return tuple(listed)
+
+
+def count_token_ids(folder: Path, num_embeddings: int, eos_token_ids: Sequence[int]) -> int:
+    """Ids from 0 on that may be sampled: to the last one of tokenizer.json, or that ends a text.
+
+    Checkpoints round their embeddings up; what is past the tokenizer stands for nothing. Without a
+    tokenizer.json every embedding counts. Raises ModelError: it is no tokenizer.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return num_embeddings
+    tokenizer = _read_json(path)
+    try:
+        vocabulary = tokenizer["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        last = max([*ids, *(token["id"] for token in tokenizer["added_tokens"]), *eos_token_ids])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} is no tokenizer: {error!r}") from error
+    return min(num_embeddings, int(last) + 1)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -1,0 +1,134 @@
+"""Draws a token of each row by Gumbel-max (Maddison et al.: A* Sampling)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from workers.sampling.candidates import most_probable
+from workers.sampling.masses import Bounds, Scale, segment_masses
+from workers.sampling.noise import gumbel
+from workers.sampling.segments import NEVER, SEGMENT, SegmentedRows
+
+# Domains of the noise. Each attempt at a row has two of its own, the first attempt these.
+TOKEN_DOMAIN = 0
+SEGMENT_DOMAIN = 1
+DOMAINS_PER_ATTEMPT = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """n rows to draw from, and what each asks for."""
+
+    rows: SegmentedRows
+    index: torch.Tensor  # [n] int64, into `rows`
+    scale: Scale  # [n]
+    top_k: torch.Tensor  # [n] int64, 0 keeps all
+    top_p: torch.Tensor  # [n] float64
+    cutoff: torch.Tensor  # [n] float32, by min-p: logits below it aren't drawn
+    keys: torch.Tensor  # [n] int64, of the noise
+
+    def take(self, index: torch.Tensor) -> "Draws":
+        return Draws(
+            rows=self.rows,
+            index=self.index[index],
+            scale=self.scale.take(index),
+            top_k=self.top_k[index],
+            top_p=self.top_p[index],
+            cutoff=self.cutoff[index],
+            keys=self.keys[index],
+        )
+
+    def mass_limits(self, totals: torch.Tensor) -> torch.Tensor:
+        """Tokens are kept while those more probable have less mass than this; [n] float64."""
+        limits = (totals * self.top_p).clamp(min=torch.finfo(torch.float64).tiny)
+        limits.masked_fill_(self.top_p >= 1, float("inf"))
+        return limits
+
+
+def draw_greedy(rows: SegmentedRows, index: torch.Tensor) -> torch.Tensor:
+    """The best token of each row, of equals the one with the lowest id; [n] -> [n]."""
+    segments = rows.maxima[index].argmax(dim=-1)
+    return segments * SEGMENT + rows.take(index, segments).argmax(dim=-1)
+
+
+def draw_of_best(draws: Draws) -> torch.Tensor:
+    """Rows with a top-k: one of the k best tokens, less what top-p and min-p cut; [n]."""
+    ids, values = most_probable(draws.rows, draws.index, draws.top_k)
+    kept = kept_of_best(draws, values)
+    scores = draws.scale.apply_(values) + gumbel(draws.keys, TOKEN_DOMAIN, ids)
+    return ids.gather(1, scores.masked_fill_(~kept, NEVER).argmax(dim=-1, keepdim=True)).flatten()
+
+
+def kept_of_best(draws: Draws, values: torch.Tensor) -> torch.Tensor:
+    """Which of each row's best values [n, C], in falling order, top-p and min-p keep."""
+    mass = draws.scale.apply_(values.clone()).double().exp_().cumsum(dim=-1)
+    before = torch.cat((torch.zeros_like(mass[:, :1]), mass[:, :-1]), dim=-1)
+    return (before < draws.mass_limits(mass[:, -1])[:, None]) & (values >= draws.cutoff[:, None])
+
+
+class Narrowing:
+    """Draws from all tokens, then, where top-p or min-p refuse one, from those more probable.
+
+    What top-p keeps is among them, so the draw that is kept at last has the truncated distribution
+    exactly. Each attempt is in two levels: a segment by its mass, a token in it. A refusal leaves
+    less than the part of the mass above a random token: attempts grow with the logarithm of what
+    top-p keeps, on flat rows as on peaked ones.
+    """
+
+    def __init__(self, draws: Draws) -> None:
+        self._draws = draws
+        # min-p alone needs no total, and starts behind its cut.
+        vocabulary = torch.full_like(draws.index, draws.rows.vocab_size)
+        start = draws.cutoff.masked_fill(draws.top_p < 1, NEVER)
+        self._bounds = Bounds(start, vocabulary)
+        unbounded = bool((start == NEVER).all())
+        self._masses = segment_masses(
+            draws.rows, draws.index, draws.scale, None if unbounded else self._bounds
+        )
+        self._limits = draws.mass_limits(self._masses.double().sum(dim=-1))
+
+    def draw(self) -> torch.Tensor:
+        """Token ids [n]."""
+        pending = torch.arange(len(self._draws.index), device=self._draws.index.device)
+        tokens = torch.empty_like(pending)
+        masses, bounds, attempt = self._masses, self._bounds, 0
+        while len(pending):
+            drawn = self._attempt(pending, masses, bounds, attempt)
+            kept, masses = self.judge(pending, drawn)
+            tokens[pending[kept]] = drawn.ids[kept]
+            left = (~kept).nonzero().flatten()
+            pending, masses, bounds = pending[left], masses[left], drawn.take(left)
+            attempt += 1
+        return tokens
+
+    def _attempt(
+        self, pending: torch.Tensor, masses: torch.Tensor, bounds: Bounds, attempt: int
+    ) -> Bounds:
+        """One token of each row within its bounds, by the masses [n', S] of these."""
+        draws = self._draws.take(pending)
+        domain = attempt * DOMAINS_PER_ATTEMPT
+        segment_ids = torch.arange(masses.shape[1], device=masses.device)
+        noise = gumbel(draws.keys, domain + SEGMENT_DOMAIN, segment_ids)
+        segments = noise.add_(masses.double().log_()).argmax(dim=-1)
+        ids = segments[:, None] * SEGMENT + torch.arange(SEGMENT, device=masses.device)
+        values = draws.rows.take(draws.index, segments)
+        scores = gumbel(draws.keys, domain + TOKEN_DOMAIN, ids)
+        scores += draws.scale.apply_(values.clone())
+        scores.masked_fill_(~bounds.admits(values, ids), NEVER)
+        best = scores.argmax(dim=-1, keepdim=True)
+        return Bounds(values.gather(1, best).flatten(), ids.gather(1, best).flatten())
+
+    def judge(self, pending: torch.Tensor, drawn: Bounds) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether top-p and min-p keep the tokens drawn for rows [n'] of the draws.
+
+        [n'] bool, and the masses [n', S] of the tokens more probable; zeros where nobody asks.
+        """
+        draws = self._draws.take(pending)
+        masses = self._masses.new_zeros(len(pending), self._masses.shape[1])
+        asked = (draws.top_p < 1).nonzero().flatten()
+        if len(asked):
+            masses[asked] = segment_masses(
+                draws.rows, draws.index[asked], draws.scale.take(asked), drawn.take(asked)
+            )
+        kept = masses.double().sum(dim=-1) < self._limits[pending]
+        return kept & (drawn.values >= draws.cutoff), masses
