@@ -1,0 +1,1 @@
+"""What sampling costs a step, without a model."""
