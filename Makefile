@@ -60,6 +60,7 @@ check-full: $(STAMP)
 nightly: $(STAMP)
 	$(PYTEST) -m nightly $(TIERS)
 	$(BIN)/python -m benchmarks scheduler
+	$(BIN)/python -m benchmarks sampler
 	$(BIN)/python -m benchmarks simulate --replicas 64 --requests 100000 --rate 400
 
 format: $(STAMP)

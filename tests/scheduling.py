@@ -162,7 +162,7 @@ class OracleExecutor:
         self.layout = layout
         self.cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
         self.plans: list[StepPlan] = []
-        self.faulty: set[int] = set()  # ids of sequences that can't be sampled
+        self.faulty: set[int] = set()  # ids of sequences whose logits are damaged
 
     def execute(
         self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
@@ -224,7 +224,9 @@ class OracleExecutor:
         for row, token in zip(plan.score_index, plan.score_token_ids, strict=True):
             index = int(np.searchsorted(ends, row, side="right"))
             view = self._view(tables, index, int(plan.positions[row]) + 1)
-            scores.append(TokenLogprobs(_draw(view, int(token)), (), ()))
+            is_faulty = int(plan.sequence_ids[index]) in self.faulty
+            score = float("nan") if is_faulty else _draw(view, int(token))
+            scores.append(TokenLogprobs(score, (), ()))
         return scores
 
     def _cell(self, first: int, block_ids: np.ndarray, position: int) -> tuple[int, int]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from benchmarks.simulate.cost import CostModel
-from runtime.scheduling.token_masks import TokenMasks, no_masks
 from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.token_masks import TokenMasks, no_masks
 
 TOKEN = 1
 

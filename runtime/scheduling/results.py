@@ -1,5 +1,6 @@
 """Reads a step's result: whether it is that step's, and what it says of single sequences."""
 
+import math
 from collections.abc import Callable
 
 from runtime.errors import InvalidRequestError, LockstepError, ModelOutputError, WorkerError
@@ -26,17 +27,38 @@ def check_result(result: StepResult, output: SchedulerOutput, wanted: list[int])
         )
 
 
+def find_faults(
+    output: SchedulerOutput, sampled: list[Sequence], result: StepResult
+) -> dict[Sequence, Fault]:
+    """The live sequences whose rows couldn't be sampled or scored."""
+    faults = {sampled[row]: fault for row, fault in result.faults.items()}
+    for sequence, scores in _scores_of(output, result):
+        if any(math.isnan(each.logprob) for each in scores):
+            faults[sequence] = Fault.INVALID_LOGITS
+    return {each: fault for each, fault in faults.items() if each.finish_reason is None}
+
+
 def take_scores(output: SchedulerOutput, result: StepResult) -> dict[int, list[TokenLogprobs]]:
-    """The logprobs of prompts by sequence id, which the sequences have got with this."""
-    scores: dict[int, list[TokenLogprobs]] = {}
+    """The logprobs of live sequences' prompts by sequence id, which they have got with this."""
+    taken = {}
+    for sequence, scores in _scores_of(output, result):
+        sequence.num_scored_tokens += len(scores)
+        if sequence.finish_reason is None:
+            taken[sequence.sequence_id] = scores
+    return taken
+
+
+def _scores_of(
+    output: SchedulerOutput, result: StepResult
+) -> list[tuple[Sequence, list[TokenLogprobs]]]:
+    found = []
     start = 0
     for each in output.scheduled if result.scores else ():
         count = len(each.scored)
         if count:
-            scores[each.sequence.sequence_id] = result.scores[start : start + count]
-            each.sequence.num_scored_tokens += count
+            found.append((each.sequence, result.scores[start : start + count]))
             start += count
-    return scores
+    return found
 
 
 def take_tokens(

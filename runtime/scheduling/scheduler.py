@@ -7,7 +7,7 @@ happens to it, which is a block edge, its end, or a preemption.
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from runtime.errors import CapacityError, DeadlineError, LockstepError
 from runtime.request import FinishReason
@@ -17,10 +17,16 @@ from runtime.scheduling.ending import EndTokens, end_by_length
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
-from runtime.scheduling.results import check_result, error_of, take_scores, take_tokens
+from runtime.scheduling.results import (
+    check_result,
+    error_of,
+    find_faults,
+    take_scores,
+    take_tokens,
+)
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence, Status
-from runtime.scheduling.step_plan import StepResult
+from runtime.scheduling.step_plan import Fault, StepResult
 from runtime.scheduling.waiting import Dropped, WaitingRoom
 
 # The quickest of so many steps tells whether a deadline can be met.
@@ -160,8 +166,8 @@ class Scheduler:
         self._step_seconds.append(now - self._scheduled_at)
         sampled = [*output.steady, *caught_up]
         logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
+        failed = self._end_faulty(find_faults(output, sampled, result))
         scores = take_scores(output, result)
-        failed = self._end_faulty(sampled, result)
         sequences, token_ids = sampled, result.token_ids
         if self._freed_on_update or failed:
             self._free_aborted()
@@ -251,16 +257,13 @@ class Scheduler:
         scheduled.append(ScheduledSequence(sequence, computed, count))
         return count
 
-    def _end_faulty(self, sampled: list[Sequence], result: StepResult) -> list[Dropped]:
-        """Ends the sequences whose rows couldn't be sampled; returns what to tell their clients."""
-        failed = []
-        for row, fault in result.faults.items():
-            sequence = sampled[row]
-            if sequence.finish_reason is None:
-                sequence.finish(FinishReason.ABORT)
-                self._stop(sequence)
-                failed.append((sequence, error_of(fault)))
-        return failed
+    def _end_faulty(self, faults: Mapping[Sequence, Fault]) -> list[Dropped]:
+        """Ends sequences that the step couldn't go on with; returns what to tell their clients."""
+        for sequence in faults:
+            sequence.finish(FinishReason.ABORT)
+            self._stop(sequence)
+            self._release_forks(sequence)
+        return [(sequence, error_of(fault)) for sequence, fault in faults.items()]
 
     def _stop(self, sequence: Sequence) -> None:
         """A running sequence has ended, and its blocks are in no step."""

@@ -16,7 +16,7 @@ class Logprobs:
     """Of K tokens, and of the most probable tokens beside each."""
 
     rows: torch.Tensor  # [K] int64
-    logprobs: torch.Tensor  # [K] float32, -9999 for a probability of 0
+    logprobs: torch.Tensor  # [K] float32, -9999 for a probability of 0, NaN for damaged logits
     num_tops: torch.Tensor  # [K] int64, as many as were asked for, less those of probability 0
     top_token_ids: torch.Tensor  # [K, n] int64, the best first, equals by rising id
     top_logprobs: torch.Tensor  # [K, n] float32, -inf beyond num_tops
@@ -27,7 +27,7 @@ def compute_logprobs(
 ) -> Logprobs:
     """Of one token [K] of each of the rows index [K]; all three on the CPU, and so is the result.
 
-    A row of damaged logits has no probabilities: none of its tokens has more than 0.
+    Of a row with damaged logits the token's is NaN, and there are no others.
     """
     device = rows.values.device
     here = index.to(device)
@@ -44,7 +44,10 @@ def compute_logprobs(
     tops.masked_fill_(~sound[:, None], float("-inf"))
     return Logprobs(
         rows=index,
-        logprobs=own.float().masked_fill(~own.isfinite(), IMPOSSIBLE).cpu(),
+        logprobs=own.float()
+        .masked_fill_(~own.isfinite(), IMPOSSIBLE)
+        .masked_fill_(~sound, float("nan"))
+        .cpu(),
         num_tops=(tops > float("-inf")).sum(dim=-1).cpu(),
         top_token_ids=top_ids.cpu(),
         top_logprobs=tops.cpu(),
