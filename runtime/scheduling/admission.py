@@ -7,10 +7,13 @@ from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence
+from runtime.scheduling.step_budget import StepBudget
 from runtime.scheduling.waiting import WaitingRoom
 
 # Waiting sequences that are tried in a step where those before them don't fit.
 LOOKAHEAD = 4
+# The same where there are prompts to be scored among them, whose turn it isn't.
+SCORED_LOOKAHEAD = 256
 # A waiting sequence that so many have overtaken is waited for.
 MAX_OVERTAKEN = 16
 # Times as many spare blocks for each time that a sequence was preempted.
@@ -66,26 +69,27 @@ class Admission:
                 self._running.preempt(victims.pop())
 
     def admit_next(
-        self, *, budget: int, may_be_partial: bool, now: float, step_s: float
+        self, budget: StepBudget, partial: Collection[Sequence], *, now: float, step_s: float
     ) -> Sequence | None:
         """Admits the first of those in front that fits; None if none does.
 
-        `may_be_partial`: whether it may need more than `budget` tokens; `step_s`: what a step takes
-        at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for ever.
+        `partial` are those of the step that need more tokens than they get; `step_s` is what a
+        step takes at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for
+        ever. Prompts that are to be scored take turns in a lane of their own: while that is full
+        they are passed over, and wait for nothing else.
         """
+        num_scored = sum(each.awaits_scores for each in partial)
+        may_be_partial = len(partial) - num_scored < self._limits.max_num_partial_prefills
         overtaken: list[Sequence] = []
-        # One prompt at a time: each of its tokens has logits as large as the vocabulary.
-        may_be_scored = not any(each.awaits_scores for each in self._running.behind)
-        for sequence in self._waiting.first(LOOKAHEAD):
+        for sequence in self._front(budget):
             if sequence.refused_at != self._cache.version:
                 prefix = self._cache.find_prefix(sequence)
                 if self._is_late(sequence, prefix, now, step_s):
                     self._waiting.remove(sequence)
                     self._late.append(sequence)
                     continue
-                chunk = min(budget, self._limits.chunk_tokens(sequence))
-                fits = may_be_partial or sequence.num_tokens - prefix.num_tokens <= chunk
-                fits = fits and (may_be_scored or not sequence.awaits_scores)
+                is_whole = sequence.num_tokens - prefix.num_tokens <= budget.room(sequence)
+                fits = is_whole or (not num_scored if sequence.awaits_scores else may_be_partial)
                 if fits and self._start(sequence, prefix, now):
                     for each in overtaken:
                         each.num_overtaken += 1
@@ -94,6 +98,14 @@ class Admission:
                 return None
             overtaken.append(sequence)
         return None
+
+    def _front(self, budget: StepBudget) -> list[Sequence]:
+        """Those that are tried: the first for whom the budget has tokens."""
+        front = self._waiting.first(LOOKAHEAD)
+        if all(map(budget.room, front)):
+            return front
+        front = [each for each in self._waiting.first(SCORED_LOOKAHEAD) if budget.room(each)]
+        return front[:LOOKAHEAD]
 
     def take_late(self) -> list[Sequence]:
         """Those that were taken from the queue since even their first token would be late."""

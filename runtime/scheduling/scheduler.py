@@ -26,6 +26,7 @@ from runtime.scheduling.results import (
 )
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence, Status
+from runtime.scheduling.step_budget import StepBudget
 from runtime.scheduling.step_plan import Fault, StepResult
 from runtime.scheduling.waiting import Dropped, WaitingRoom
 
@@ -132,7 +133,7 @@ class Scheduler:
         step_s = min(self._step_seconds, default=0.0)
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
-        budget = self.limits.max_num_batched_tokens - len(running.steady.members)
+        budget = StepBudget(self.limits, num_steady=len(running.steady.members))
         scheduled = self._feed_behind(budget)
         if admits:
             self._admit(scheduled, budget, now=now, step_s=step_s)
@@ -217,45 +218,39 @@ class Scheduler:
             return
         for each in self.running.steady.members:
             assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't steady"
-        assert len(self.running.behind) <= self.limits.max_num_partial_prefills
+        behind = self.running.behind
+        assert sum(each.awaits_scores for each in behind) <= 1, "two prompts are scored in part"
+        # One that has been scored may have tokens left to feed.
+        assert len(behind) <= self.limits.max_num_partial_prefills + 1
         if not self.running.sequences:
             pool = self.cache.pool
             assert pool.num_free == pool.num_blocks, "blocks are lost"
 
-    def _feed_behind(self, budget: int) -> list[ScheduledSequence]:
+    def _feed_behind(self, budget: StepBudget) -> list[ScheduledSequence]:
         """What the running sequences that are behind get of the budget, the oldest first."""
         scheduled: list[ScheduledSequence] = []
         for sequence in self.running.behind:
-            if budget == 0:
-                break
-            budget -= self._feed(sequence, budget, scheduled)
+            _feed(sequence, budget, scheduled)
         return scheduled
 
     def _admit(
-        self, scheduled: list[ScheduledSequence], budget: int, *, now: float, step_s: float
+        self,
+        scheduled: list[ScheduledSequence],
+        budget: StepBudget,
+        *,
+        now: float,
+        step_s: float,
     ) -> None:
-        budget -= sum(each.num_scheduled_tokens for each in scheduled)
-        num_partial = sum(not each.samples for each in scheduled)
-        while budget > 0 and len(self.waiting) and len(self.running) < self.limits.max_num_seqs:
-            sequence = self.admission.admit_next(
-                budget=budget,
-                may_be_partial=num_partial < self.limits.max_num_partial_prefills,
-                now=now,
-                step_s=step_s,
-            )
+        limits = self.limits
+        while budget.num_tokens and len(self.waiting) and len(self.running) < limits.max_num_seqs:
+            partial = [each.sequence for each in scheduled if not each.samples]
+            sequence = self.admission.admit_next(budget, partial, now=now, step_s=step_s)
             if sequence is None:
                 break
-            budget -= self._feed(sequence, budget, scheduled)
-            num_partial += not scheduled[-1].samples
+            _feed(sequence, budget, scheduled)
         for late in self.admission.take_late():
             message = "the call's deadline passes before the next token can be there"
             self._drop(late, DeadlineError(message))
-
-    def _feed(self, sequence: Sequence, budget: int, scheduled: list[ScheduledSequence]) -> int:
-        computed = sequence.num_computed_tokens
-        count = min(sequence.num_tokens - computed, budget, self.limits.chunk_tokens(sequence))
-        scheduled.append(ScheduledSequence(sequence, computed, count))
-        return count
 
     def _end_faulty(self, faults: Mapping[Sequence, Fault]) -> list[Dropped]:
         """Ends sequences that the step couldn't go on with; returns what to tell their clients."""
@@ -294,3 +289,9 @@ class Scheduler:
         for sequence in self._freed_on_update:
             self.running.free(sequence)
         self._freed_on_update = []
+
+
+def _feed(sequence: Sequence, budget: StepBudget, scheduled: list[ScheduledSequence]) -> None:
+    computed, count = sequence.num_computed_tokens, budget.take(sequence)
+    if count:
+        scheduled.append(ScheduledSequence(sequence, computed, count))
