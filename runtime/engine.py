@@ -238,11 +238,12 @@ class Engine:
 
     def _fail_choices(self, outcome: StepOutcome) -> None:
         """Those that the step couldn't sample, and whose structures can't go on."""
+        # First: nothing can be sampled for these either, but here it is known why.
+        for sequence_id, error in self._structured.take_failed():
+            self._fail(sequence_id, error)
         for sequence, error in outcome.failed:
             if self._fail(sequence.sequence_id, error):
                 self._counters.count_fault(error)
-        for sequence_id, error in self._structured.take_failed():
-            self._fail(sequence_id, error)
 
     def _fail(self, sequence_id: int, error: LockstepError) -> bool:
         """One choice of a request has failed, and the others go with it; False if it was gone."""

@@ -102,7 +102,8 @@ class LLM:
         choice. `params` is for all prompts, or one for each.
         Raises InvalidRequestError, which names the prompt, before anything runs.
         Raises UnavailableError: the engine has ended. Raises CapacityError: the prompts are more
-        than the limits of its queue.
+        than the limits of its queue. Raises ModelOutputError: the logits of one are no finite
+        numbers; and InvalidRequestError too, where its parameters leave no token to sample.
         """
         requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
         drafts = {

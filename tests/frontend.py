@@ -103,6 +103,12 @@ class FakeConnection:
         self._engine.closed.put(self)
 
 
+async def added(engine: FakeEngine) -> tuple[FakeConnection, int]:
+    """The next request that an engine is asked for, by its id."""
+    connection, request = await asyncio.to_thread(engine.added.get, timeout=TIMEOUT_S)
+    return connection, request.request_id
+
+
 class EchoEngine(FakeEngine):
     """Answers each choice of a request with its own prompt, a token a step, all in step."""
 
@@ -187,6 +193,7 @@ class Client:
         text: str | None = None,
         *,
         token_ids: list[int] | None = None,
+        chat: inference_pb2.Chat | None = None,
         timeout_s: float | None = TIMEOUT_S,
         request_id: str = "",
         cache_salt: str = "",
@@ -198,6 +205,7 @@ class Client:
             request_id=request_id,
             text=text,
             token_ids=None if token_ids is None else inference_pb2.TokenIds(ids=token_ids),
+            chat=chat,
             sampling_params=common_pb2.SamplingParams(**params),
             cache_salt=cache_salt,
             priority=priority,

@@ -219,7 +219,7 @@ class EngineClient:
 class Generation:
     """New tokens of each choice as they come, and its finish reason with the last of them.
 
-    Steps of a choice that came while the consumer was busy are given as one. Closing it, or
+    Steps of a choice that came while the consumer was busy are joined. Closing it, or
     cancelling its consumer, aborts the request with all its choices.
 
     Iterating raises UnavailableError: the engine is gone; CapacityError and DeadlineError: the

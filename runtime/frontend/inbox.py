@@ -1,17 +1,20 @@
 """What has come for one request and not been taken yet."""
 
 import asyncio
-from itertools import chain
+from itertools import accumulate, chain
 
 from runtime.errors import LockstepError
 from runtime.request import RequestOutput
+
+# With 20 others beside each token it is a message of half a megabyte; clients of gRPC take four.
+MAX_JOINED_LOGPROBS = 1024
 
 
 class Inbox:
     """Outputs of a request's choices, and what failed it. One task may wait.
 
-    A choice that isn't taken for a while is given as one output; a failure comes after the tokens
-    that were there before it.
+    A choice that isn't taken for a while is given as one output, or a few where it has many log
+    probabilities; a failure comes after the tokens that were there before it.
     """
 
     def __init__(self, num_choices: int) -> None:
@@ -52,7 +55,7 @@ class Inbox:
         self._arrival.set()
 
     async def take(self) -> RequestOutput | None:
-        """Everything of the choice that waits longest; None after the end of the last choice.
+        """What there is of the choice that waits longest; None after the end of the last choice.
 
         Raises the request's failure.
         """
@@ -63,7 +66,12 @@ class Inbox:
                 return None
             self._arrival.clear()
             await self._arrival.wait()
-        parts = self._outputs.pop(next(iter(self._outputs)))
+        choice, parts = next(iter(self._outputs.items()))
+        del self._outputs[choice]
+        count = _num_to_join(parts)
+        if count < len(parts):
+            self._outputs[choice] = parts[count:]
+            parts = parts[:count]
         if len(parts) == 1:
             return parts[0]
         return parts[-1]._replace(
@@ -71,3 +79,9 @@ class Inbox:
             logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
             scores=tuple(chain.from_iterable(part.scores for part in parts)),
         )
+
+
+def _num_to_join(parts: list[RequestOutput]) -> int:
+    """How many of them, at least one, fit into one output."""
+    totals = accumulate(len(part.logprobs) + len(part.scores) for part in parts)
+    return max(1, sum(total <= MAX_JOINED_LOGPROBS for total in totals))

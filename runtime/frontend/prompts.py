@@ -123,15 +123,16 @@ def encode_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> BadWords:
     """
     found: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
-        for text in (word, f" {word.lstrip()}"):
-            tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
-            if len(tokens) > MAX_BAD_WORD_TOKENS:
-                raise InvalidRequestError(
-                    f"bad_words[{place}] has {len(tokens)} tokens: must be at most "
-                    f"{MAX_BAD_WORD_TOKENS}"
-                )
-            if tokens:
-                found[tokens] = None
+        inside, start = (
+            tuple(tokenizer.encode(text, add_special_tokens=False))
+            for text in (word, f" {word.lstrip()}")
+        )
+        if len(inside) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequestError(
+                f"bad_words[{place}] has {len(inside)} tokens: must be at most "
+                f"{MAX_BAD_WORD_TOKENS}"
+            )
+        found |= {tokens: None for tokens in (inside, start) if tokens}
     return tuple(found)
 
 

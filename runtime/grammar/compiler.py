@@ -73,9 +73,10 @@ class GrammarCompiler:
                 outcome = UnavailableError("the engine is stopping")
             else:
                 outcome = self._find(structure)
-                if outcome is None and self._is_full(structure):
+                num_waiting = sum(map(len, self._waiting.values()))
+                if outcome is None and num_waiting >= self._limits.max_pending:
                     outcome = CapacityError(
-                        f"{len(self._waiting)} structures wait to be compiled: "
+                        f"{num_waiting} requests wait for structures to be compiled: "
                         f"max_pending={self._limits.max_pending}; try again in {RETRY_S:g} s",
                         retry_after_s=RETRY_S,
                     )
@@ -99,9 +100,6 @@ class GrammarCompiler:
             on_done(UnavailableError("the engine is stopping"))
         # A compilation under way ends by its own limits.
         self._thread.join(CLOSE_TIMEOUT_S)
-
-    def _is_full(self, structure: Structure) -> bool:
-        return structure not in self._waiting and len(self._waiting) >= self._limits.max_pending
 
     def _find(self, structure: Structure) -> CompiledGrammar | None:
         found = self._compiled.get(structure)

@@ -21,7 +21,7 @@ class GrammarLimits:
     max_source_bytes: int = 64 * 1024
     timeout_s: float = 2.0  # of trying a structure in the helper process
     max_memory_bytes: int = 2**30  # address space of the helper process
-    max_pending: int = 256  # structures that wait to be compiled; more are refused
+    max_pending: int = 256  # requests that wait for compilation; more are refused
     max_cached: int = 64  # compiled structures kept for the next request
 
     max_grammar_size: int = 500_000  # symbols in all productions

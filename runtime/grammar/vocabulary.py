@@ -22,7 +22,7 @@ class Vocabulary:
         """Raises ConfigError: no tokenizer.json, or one whose bytes can't be told."""
         path = Path(folder) / "tokenizer.json"
         if not path.is_file():
-            raise ConfigError(f"{folder} has no tokenizer.json, which structured output needs")
+            raise ConfigError("the model has no tokenizer.json, which structured output needs")
         try:
             return cls.of(json.loads(path.read_bytes()), vocab_size=vocab_size)
         except (ValueError, KeyError, TypeError) as error:

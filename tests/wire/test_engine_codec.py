@@ -1,25 +1,63 @@
 """The messages of engine.proto: what is refused, what takes its default."""
 
+import struct
+from dataclasses import fields
+
 import pytest
 
 from protos import common_pb2, engine_pb2
 from runtime import engine_codec
 from runtime.errors import CapacityError
-from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
+from runtime.request import FinishReason, Request, RequestFailure, RequestOutput, TokenLogprobs
 from runtime.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.wire
 
 EVERY_PARAMETER = SamplingParams(
     max_tokens=9,
-    temperature=0.5,
+    temperature=0.1,
     top_k=4,
-    top_p=0.25,
+    top_p=0.3,
+    min_p=0.7,
     seed=77,
-    ignore_eos=True,
     n=128,
+    presence_penalty=-1.1,
+    frequency_penalty=1.3,
+    repetition_penalty=0.9,
+    logit_bias={0: -100.0, 2**31 - 1: 0.25},
+    allowed_token_ids=(3, 2**31 - 1),
+    bad_words=("bäd", "word"),
     min_tokens=9,
+    ignore_eos=True,
+    stop=("\n", "ก"),
+    stop_token_ids=(0, 2**31 - 1),
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
+    logprobs=0,
+    prompt_logprobs=20,
 )
+STRUCTURES = {"json_schema": "{}", "regex": "", "grammar": "start: ก", "choices": ("a", "ก")}
+SOME = TokenLogprobs(-0.5, (3, 2**31 - 1), (-0.25, -0.5))
+ZERO = TokenLogprobs(-9999.0, (), ())
+
+
+def test_every_parameter_is_here() -> None:
+    """Whoever adds one has it checked below."""
+    unset = {
+        each.name
+        for each in fields(SamplingParams)
+        if getattr(EVERY_PARAMETER, each.name) == getattr(SamplingParams(), each.name)
+    }
+    assert unset == STRUCTURES.keys()
+
+
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_a_structure_comes_back_as_it_was(name: str) -> None:
+    params = SamplingParams(seed=7, **{name: STRUCTURES[name]})
+    request = Request(request_id=1, prompt_token_ids=[3], params=params, seed=7)
+    back = engine_codec.decode_request(engine_codec.encode_request(request))
+    assert back == request
+    assert back.params.structure == params.structure is not None
 
 
 def test_a_request_comes_back_as_it_was() -> None:
@@ -32,6 +70,7 @@ def test_a_request_comes_back_as_it_was() -> None:
         priority=-10,
         tenant="acme",
         timeout_s=0.3,
+        bad_words=((3,), (4, 2**31 - 1)),
     )
     assert engine_codec.decode_request(engine_codec.encode_request(request)) == request
 
@@ -56,6 +95,8 @@ def test_outputs_come_back_as_they_were() -> None:
         RequestOutput(2**64 - 1, (1, 2, 70000), choice=127, num_cached_tokens=2**31 - 1),
         RequestOutput(3, ()),
         RequestOutput(3, (9,), FinishReason.LENGTH, 1, 16),
+        RequestOutput(3, (9, 8), None, 2, 16, (SOME, ZERO), (ZERO, SOME, SOME)),
+        RequestOutput(4, (), None, 0, 0, (), (SOME,)),
     ]
     assert engine_codec.decode_outputs(engine_codec.encode_outputs(outputs)) == outputs
 
@@ -80,6 +121,53 @@ def test_malformed_outputs_are_refused_by_name(field: str, value: bytes, message
     outputs = engine_codec.encode_outputs([RequestOutput(1, (5, 6)), RequestOutput(2, (7,))])
     setattr(outputs, field, value)
     with pytest.raises(ValueError, match=message):
+        engine_codec.decode_outputs(outputs)
+
+
+def test_logprobs_that_nobody_wants_cost_nothing() -> None:
+    message = engine_codec.encode_outputs([RequestOutput(1, (5, 6)), RequestOutput(2, (7,))])
+    assert not message.HasField("logprobs")
+    assert not message.HasField("prompt_logprobs")
+
+
+INTS = "<{}i"
+
+
+@pytest.mark.parametrize("column", ["logprobs", "prompt_logprobs"])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_entries", b"12345", "num_entries has 5 bytes: must be a multiple of 4"),
+        ("logprobs", b"1", "logprobs has 1 bytes: must be a multiple of 4"),
+        ("num_tops", b"123", "num_tops has 3 bytes: must be a multiple of 4"),
+        ("top_token_ids", b"123", "top_token_ids has 3 bytes: must be a multiple of 4"),
+        ("top_logprobs", b"123", "top_logprobs has 3 bytes: must be a multiple of 4"),
+        ("num_entries", [2, 1, 0], "num_entries has 3 values that sum to 3"),
+        ("num_entries", [3], "num_entries has 1 values that sum to 3"),
+        ("num_entries", [2, 2], "num_entries has 2 values that sum to 4"),
+        ("num_entries", [4, -1], "num_entries has 2 values"),
+        ("logprobs", [0] * 2, "sum to 3, num_tops 3"),
+        ("num_tops", [2, 0], "num_tops 2 that sum to 2"),
+        ("num_tops", [2, 1, 2], "num_tops 3 that sum to 5"),
+        ("num_tops", [5, 0, -1], "num_tops 3 that sum to 4"),
+        ("top_token_ids", [1, 2, 3], "that sum to 4"),
+        ("top_logprobs", [0] * 3, "top_logprobs 3: must be"),
+        ("top_logprobs", [], "top_logprobs 0: must be"),
+    ],
+)
+def test_malformed_logprobs_are_refused_by_name(
+    column: str, field: str, value: bytes | list[int], message: str
+) -> None:
+    entries = {column.replace("prompt_logprobs", "scores"): (SOME, SOME)}
+    outputs = engine_codec.encode_outputs(
+        [
+            RequestOutput(1, (5, 6), **entries),
+            RequestOutput(2, (7,), **dict.fromkeys(entries, (ZERO,))),
+        ]
+    )
+    data = value if isinstance(value, bytes) else struct.pack(INTS.format(len(value)), *value)
+    setattr(getattr(outputs, column), field, data)
+    with pytest.raises(ValueError, match=rf"^{column}[.:].*{message}"):
         engine_codec.decode_outputs(outputs)
 
 

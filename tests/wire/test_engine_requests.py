@@ -2,91 +2,22 @@
 
 import gc
 import threading
-from collections import defaultdict
 
 import pytest
 
 from runtime import engine as engine_module
 from runtime.collector import calm_collector
-from runtime.engine import Connection, Engine
-from runtime.errors import CapacityError, DeadlineError, LockstepError
-from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams, fork_seed
+from runtime.engine import Engine
+from runtime.errors import CapacityError, DeadlineError
+from runtime.request import FinishReason
+from runtime.sampling_params import fork_seed
 from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import FairPolicy
 from runtime.structured import NoCompiler
-from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
+from tests.scheduling import OracleExecutor, oracle_continuation
+from tests.served import Served
 
 pytestmark = pytest.mark.wire
-
-
-class Served:
-    """An engine that isn't started: the test makes its steps, and time passes as it says."""
-
-    def __init__(self, *, step_s: float = 1.0, **options) -> None:
-        self.now = 100.0
-        self.scheduler = make_scheduler(**options)
-        executor = OracleExecutor(self.scheduler.cache.layout)
-        execute = executor.execute
-
-        def slow_execute(plan, make_masks):
-            self.now += step_s
-            return execute(plan, make_masks)
-
-        executor.execute = slow_execute
-        model = ModelInfo(
-            name="oracle",
-            path="",
-            architecture="Oracle",
-            vocab_size=VOCAB_SIZE,
-            max_model_len=self.scheduler.limits.max_model_len,
-            eos_token_ids=(EOS,),
-            tp_size=1,
-        )
-        self.engine = Engine(
-            model=model,
-            scheduler=self.scheduler,
-            compiler=NoCompiler("a test has no tokenizer"),
-            executor=executor,
-            clock=lambda: self.now,
-        )
-        self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        self.ends: dict[tuple[int, int], RequestOutput] = {}
-        self.failures: dict[int, LockstepError] = {}
-        self.connection: Connection = self.engine.connect(self._sink)
-
-    def add(self, request_id: int, prompt: list[int], *, max_tokens: int = 4, **fields) -> None:
-        params = SamplingParams(
-            max_tokens=max_tokens, n=fields.pop("n", 1), ignore_eos=fields.pop("ignore_eos", False)
-        )
-        request = Request(
-            request_id=request_id,
-            prompt_token_ids=prompt,
-            params=params,
-            seed=request_id,
-            **fields,
-        )
-        self.engine.add(self.connection, request, arrived_s=self.now)
-
-    def drain(self) -> None:
-        for _ in range(1000):
-            if not self.engine.has_work:
-                self.scheduler.check_invariants()
-                return
-            self.engine.step()
-        raise AssertionError("no progress")
-
-    def _sink(self, outputs: list[RequestOutput | RequestFailure]) -> None:
-        for output in outputs:
-            if isinstance(output, RequestFailure):
-                assert output.request_id not in self.failures
-                self.failures[output.request_id] = output.error
-                continue
-            key = (output.request_id, output.choice)
-            assert key not in self.ends, "something came after the end"
-            self.tokens[key].extend(output.token_ids)
-            if output.finish_reason is not None:
-                self.ends[key] = output
 
 
 def test_each_choice_gets_what_its_seed_gives_alone() -> None:
@@ -231,3 +162,54 @@ def test_a_calm_collector_leaves_the_oldest_generation_alone() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize("ended", [0, 1, 2])
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_an_abort_of_one_choice_ends_it_alone(ended: int, steps: int) -> None:
+    served = Served()
+    prompt = list(range(1, 40))  # takes two steps
+    served.add(7, prompt, max_tokens=6, n=3, ignore_eos=True)
+    for _ in range(steps):
+        served.engine.step()
+    before = len(served.tokens.get((7, ended), []))
+    served.abort(7, ended)
+    served.abort(7, ended)
+    served.drain()
+    others = {0, 1, 2} - {ended}
+    assert {choice for _, choice in served.ends} == others
+    for choice in others:
+        seed = fork_seed(7, choice)
+        wanted = oracle_continuation(prompt, max_tokens=6, seed=seed, ignore_eos=True)
+        assert served.tokens[7, choice] == wanted
+    assert len(served.tokens.get((7, ended), [])) == before
+    served.add(7, [5], max_tokens=1)  # the id is free again
+    assert not served.failures
+
+
+def test_an_abort_of_the_last_choice_ends_the_request() -> None:
+    served = Served()
+    served.add(1, [1, 2, 3], max_tokens=50, n=2, ignore_eos=True)
+    for _ in range(3):
+        served.engine.step()
+    served.abort(1, 1)
+    served.abort(1, 5)  # there is none
+    served.abort(2, 0)
+    served.engine.step()
+    served.abort(1, 0)
+    assert not served.engine.has_work
+    served.add(1, [5], max_tokens=1)  # the id is free again
+    served.drain()
+    assert not served.failures
+
+
+def test_an_abort_that_crosses_with_the_end_is_ignored() -> None:
+    served = Served()
+    served.add(1, [1, 2, 3], max_tokens=1, n=2, ignore_eos=True)
+    while (1, 0) not in served.ends:
+        served.engine.step()
+    served.abort(1, 0)
+    served.drain()
+    assert sorted(served.ends) == [(1, 0), (1, 1)]
+    served.abort(1, 1)
+    assert not served.failures

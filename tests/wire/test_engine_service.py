@@ -95,6 +95,7 @@ def test_the_first_message_tells_what_is_served(engine: FakeEngine, channel: grp
 def test_requests_and_aborts_reach_the_engine(engine: FakeEngine, frontend: Frontend) -> None:
     frontend.send(add=make_add(2**64 - 1, [3, 2**31 - 1]))
     frontend.send(abort=engine_pb2.AbortRequest(request_id=9))
+    frontend.send(abort=engine_pb2.AbortRequest(request_id=9, index=0))
     _, request = engine.added.get(timeout=TIMEOUT_S)
     assert request == Request(
         request_id=2**64 - 1,
@@ -104,7 +105,7 @@ def test_requests_and_aborts_reach_the_engine(engine: FakeEngine, frontend: Fron
         tenant="acme",
         timeout_s=2.5,
     )
-    assert engine.aborted.get(timeout=TIMEOUT_S) == 9
+    assert [engine.aborted.get(timeout=TIMEOUT_S) for _ in range(2)] == [9, (9, 0)]
 
 
 def test_a_step_is_one_message_however_many_requests_got_tokens(

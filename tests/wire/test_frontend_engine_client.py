@@ -16,7 +16,7 @@ from runtime.errors import InvalidRequestError, UnavailableError, WorkerError
 from runtime.frontend.engine_client import EngineClient
 from runtime.request import FinishReason, RequestFailure, RequestOutput
 from runtime.sampling_params import SamplingParams
-from tests.frontend import FakeConnection, FakeEngine, make_model
+from tests.frontend import FakeEngine, added, make_model
 
 pytestmark = pytest.mark.wire
 
@@ -64,11 +64,6 @@ def address(engine: FakeEngine) -> Iterator[str]:
     server.stop(grace_s=5)
 
 
-async def added(engine: FakeEngine) -> tuple[FakeConnection, int]:
-    connection, request = await asyncio.to_thread(engine.added.get, timeout=TIMEOUT_S)
-    return connection, request.request_id
-
-
 def test_steps_that_came_meanwhile_are_one_and_a_failure_comes_after_them(
     engine: FakeEngine, address: str
 ) -> None:
@@ -103,76 +98,6 @@ def test_nothing_follows_the_finish(engine: FakeEngine, address: str) -> None:
             await anext(outputs)
         await client.close()
         assert engine.aborted.empty()
-
-    asyncio.run(main())
-
-
-def test_choices_that_came_meanwhile_are_one_each_in_the_order_of_their_first(
-    engine: FakeEngine, address: str
-) -> None:
-    async def main() -> None:
-        client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], SamplingParams(max_tokens=8, n=3), seed=1)
-        first = asyncio.ensure_future(anext(outputs))
-        connection, request_id = await added(engine)
-
-        def output(token: int, index: int, reason: FinishReason | None = None) -> RequestOutput:
-            return RequestOutput(request_id, (token,), reason, index, num_cached_tokens=16)
-
-        connection.sink([output(5, 1)])
-        assert await first == output(5, 1)
-        connection.sink([output(6, 2), output(7, 0), output(8, 1)])
-        connection.sink([output(9, 0, FinishReason.STOP), output(10, 2)])
-        connection.sink([output(11, 1, FinishReason.LENGTH), output(12, 2, FinishReason.STOP)])
-        await client.stats()  # comes after them on the stream
-        assert [each async for each in outputs] == [
-            RequestOutput(request_id, (6, 10, 12), FinishReason.STOP, 2, 16),
-            RequestOutput(request_id, (7, 9), FinishReason.STOP, 0, 16),
-            RequestOutput(request_id, (8, 11), FinishReason.LENGTH, 1, 16),
-        ]
-        await client.close()
-        assert engine.aborted.empty()
-
-    asyncio.run(main())
-
-
-def test_a_request_with_one_choice_left_is_aborted_as_a_whole(
-    engine: FakeEngine, address: str
-) -> None:
-    async def main() -> None:
-        client = await EngineClient.connect(address, TOKEN)
-        params = SamplingParams(max_tokens=8, n=2)
-        async with aclosing(client.generate([3], params, seed=1)) as outputs:
-            first = asyncio.ensure_future(anext(outputs))
-            connection, request_id = await added(engine)
-            connection.sink([RequestOutput(request_id, (5,), FinishReason.STOP, 1)])
-            await first
-        assert await asyncio.to_thread(engine.aborted.get, timeout=TIMEOUT_S) == request_id
-        connection.sink([RequestOutput(request_id, (6,), FinishReason.STOP, 0)])  # was under way
-        await client.stats()
-        await client.close()
-        assert engine.aborted.empty()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("indices", [(2,), (-1,), (0, 0)])
-def test_a_choice_that_is_none_ends_the_connection(
-    engine: FakeEngine, address: str, indices: tuple[int, ...]
-) -> None:
-    async def main() -> None:
-        client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], SamplingParams(max_tokens=8, n=2), seed=1)
-        pending = asyncio.ensure_future(anext(outputs))
-        connection, request_id = await added(engine)
-        connection.sink(
-            [RequestOutput(request_id, (5,), FinishReason.STOP, index) for index in indices]
-        )
-        failure = str(await client.wait_ended())
-        assert f"index={indices[-1]} must be one of 2 choices that haven't ended" in failure
-        await asyncio.wait([pending])
-        pending.exception()
-        await client.close()
 
     asyncio.run(main())
 
