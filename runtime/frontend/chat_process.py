@@ -2,13 +2,14 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
+
+from runtime.child_environment import child_environment
 
 MAX_MEMORY_BYTES = 1 << 30
 START_TIMEOUT_S = 30.0
@@ -17,8 +18,6 @@ ALARM_MARGIN_S = 1.0
 MAX_OVERHEAD_BYTES = 64 << 10
 # As JSON, a control character of one byte takes six.
 MAX_ESCAPE = 6
-# A template that gets out of its sandbox finds no keys here.
-KEPT_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
 
 
 class Fault(StrEnum):
@@ -119,7 +118,7 @@ class RenderProcess:
                 [sys.executable, "-P", "-m", "runtime.frontend.chat_child", str(MAX_MEMORY_BYTES)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
+                env=child_environment(),
                 start_new_session=True,  # the terminal's Ctrl-C is ours to act on
             )
 

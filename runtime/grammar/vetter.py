@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import asdict
 
+from runtime.child_environment import child_environment
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.grammar.limits import GrammarLimits
 from runtime.grammar.message import shorten
@@ -77,6 +78,7 @@ class Vetter:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,  # a grammar that overflows the stack says so there
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C is for the driver
             )
             self._process = process
