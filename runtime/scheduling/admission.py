@@ -8,12 +8,10 @@ from runtime.scheduling.policy import Policy
 from runtime.scheduling.running import RunningSet
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_budget import StepBudget
-from runtime.scheduling.waiting import WaitingRoom
+from runtime.scheduling.waiting import MAX_SCORED, WaitingRoom
 
 # Waiting sequences that are tried in a step where those before them don't fit.
 LOOKAHEAD = 4
-# The same where there are prompts to be scored among them, whose turn it isn't.
-SCORED_LOOKAHEAD = 256
 # A waiting sequence that so many have overtaken is waited for.
 MAX_OVERTAKEN = 16
 # Times as many spare blocks for each time that a sequence was preempted.
@@ -104,8 +102,8 @@ class Admission:
         front = self._waiting.first(LOOKAHEAD)
         if all(map(budget.room, front)):
             return front
-        front = [each for each in self._waiting.first(SCORED_LOOKAHEAD) if budget.room(each)]
-        return front[:LOOKAHEAD]
+        front = self._waiting.first(LOOKAHEAD + MAX_SCORED)
+        return [each for each in front if budget.room(each)][:LOOKAHEAD]
 
     def take_late(self) -> list[Sequence]:
         """Those that were taken from the queue since even their first token would be late."""

@@ -9,6 +9,8 @@ from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.sequence import Sequence
 
+# So many at most are in the policy's order, to be passed over while it isn't their turn.
+MAX_SCORED = 32
 # A hint must not make clients that were refused at once come back at once.
 MIN_RETRY_S = 0.1
 MAX_RETRY_S = 60.0
@@ -26,6 +28,8 @@ class WaitingRoom:
         self._limits = limits
         self._members: dict[int, Sequence] = {}
         self._newcomers: dict[int, Sequence] = {}  # in order of arrival
+        self._scored: set[int] = set()  # of those that the policy has, whose prompts are scored
+        self._unscored: dict[int, Sequence] = {}  # that it will get when there are fewer
         self._is_backed_up = False  # the last step has left newcomers waiting
         self.num_newcomer_tokens = 0  # of their prompts
         self._times: list[tuple[float, int]] = []  # heap: when to look at which sequence
@@ -47,7 +51,10 @@ class WaitingRoom:
         Raises CapacityError: the queue is full, with a hint when to try again.
         """
         self._check_limits(sequence, num_free_slots)
-        self._policy.push(sequence)
+        if sequence.awaits_scores and len(self._scored) >= MAX_SCORED:
+            self._unscored[sequence.sequence_id] = sequence
+        else:
+            self._push(sequence)
         self._members[sequence.sequence_id] = sequence
         self._newcomers[sequence.sequence_id] = sequence
         self.num_newcomer_tokens += sequence.num_prompt_tokens
@@ -61,13 +68,19 @@ class WaitingRoom:
     def add_front(self, sequence: Sequence) -> None:
         """A preempted sequence or a fork waits, before those of its class."""
         self._policy.push_front(sequence)
+        if sequence.awaits_scores:
+            self._scored.add(sequence.sequence_id)
         self._members[sequence.sequence_id] = sequence
         if sequence.deadline_s is not None:
             heappush(self._times, (sequence.deadline_s, sequence.sequence_id))
 
     def remove(self, sequence: Sequence) -> None:
         """A sequence waits no longer."""
-        self._policy.remove(sequence)
+        if self._unscored.pop(sequence.sequence_id, None) is None:
+            self._policy.remove(sequence)
+            self._scored.discard(sequence.sequence_id)
+        while self._unscored and len(self._scored) < MAX_SCORED:
+            self._push(self._unscored.pop(next(iter(self._unscored))))
         del self._members[sequence.sequence_id]
         if self._newcomers.pop(sequence.sequence_id, None) is not None:
             self.num_newcomer_tokens -= sequence.num_prompt_tokens
@@ -101,11 +114,21 @@ class WaitingRoom:
         return dropped
 
     def check_invariants(self) -> None:
-        assert len(self._policy) == len(self._members), "the policy keeps other sequences"
+        kept_back = len(self._unscored)
+        assert len(self._policy) == len(self._members) - kept_back, "the policy keeps others"
+        assert self._scored | self._unscored.keys() == {
+            each.sequence_id for each in self._members.values() if each.awaits_scores
+        }
+        assert not kept_back or len(self._scored) >= MAX_SCORED
         assert self._newcomers.keys() <= self._members.keys()
         assert self.num_newcomer_tokens == sum(
             each.num_prompt_tokens for each in self._newcomers.values()
         )
+
+    def _push(self, sequence: Sequence) -> None:
+        self._policy.push(sequence)
+        if sequence.awaits_scores:
+            self._scored.add(sequence.sequence_id)
 
     def _check_limits(self, sequence: Sequence, num_free_slots: int) -> None:
         num_queued = len(self._newcomers)
