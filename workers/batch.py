@@ -91,7 +91,11 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHistory:
-    """The last tokens of H rows: all of them where a penalty needs them, enough for BadWords."""
+    """What H rows have before the token to be sampled, as far as it matters.
+
+    Their last tokens, enough for BadWords; all of the output where a penalty needs it; and in front
+    of them the prompt's ids, each once, where a penalty needs those.
+    """
 
     rows: torch.Tensor  # [H] int64, of R, rising, all different
     lengths: torch.Tensor  # [H] int64

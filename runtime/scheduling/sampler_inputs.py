@@ -36,7 +36,11 @@ class BadWords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenHistory:
-    """The last tokens of H rows: all where a penalty needs them, else enough for BadWords."""
+    """What H rows have before the token to be sampled, as far as it matters.
+
+    Their last tokens, enough for BadWords; all of the output where a penalty needs it; and in front
+    of them the prompt's ids, each once, where a penalty needs those.
+    """
 
     rows: Int32  # [H] all different
     lengths: Int32  # [H]

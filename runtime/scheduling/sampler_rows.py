@@ -44,8 +44,8 @@ class _Needs:
     early_biases: _Biases  # while it must not end
     mask: TokenMasks | None  # of one row
     bad_words: tuple[Int32, ...]  # of 2 tokens and more
-    wants_prompt: bool  # in its history
-    wants_output: bool
+    prompt_ids: Int32 | None  # each once, where a penalty needs them
+    wants_output: bool  # in its history
     num_tail_tokens: int  # that bad words are compared with
 
 
@@ -57,9 +57,13 @@ class SamplerRows:
         self._needs: dict[int, _Needs] = {}  # by sequence id
 
     def add(self, sequence: Choice) -> None:
-        needs = _needs_of(sequence, self._vocab_size)
-        if needs is not None:
-            self._needs[sequence.sequence_id] = needs
+        if not _needs_anything(sequence):
+            return
+        source = sequence.fork_of or sequence
+        if not isinstance(source.sampler_needs, _Needs):
+            source.sampler_needs = _needs_of(sequence, self._vocab_size)
+        assert isinstance(source.sampler_needs, _Needs)
+        self._needs[sequence.sequence_id] = source.sampler_needs
 
     def remove(self, sequence_id: int) -> None:
         self._needs.pop(sequence_id, None)
@@ -104,20 +108,31 @@ class SamplerRows:
         )
 
 
-def _needs_of(sequence: Choice, vocab_size: int) -> _Needs | None:
+def _needs_anything(sequence: Choice) -> bool:
+    params = sequence.params
+    return bool(
+        params.logit_bias
+        or sequence.bad_words
+        or params.allowed_token_ids
+        or params.has_penalties
+        or (params.min_tokens and params.stop_token_ids)
+    )
+
+
+def _needs_of(sequence: Choice, vocab_size: int) -> _Needs:
+    """The same for all choices of a request."""
     params = sequence.params
     forbidden = [word[0] for word in sequence.bad_words if len(word) == 1]
     late = dict(params.logit_bias or {}) | dict.fromkeys(forbidden, NEVER)
     early = late | dict.fromkeys(params.stop_token_ids, NEVER) if params.min_tokens else late
     words = tuple(_ints(word) for word in sequence.bad_words if len(word) > 1)
-    if not (early or words or params.allowed_token_ids or params.has_penalties):
-        return None
+    prompt = np.array(sequence.token_ids[: sequence.num_prompt_tokens], np.int32)
     return _Needs(
         biases=_Biases.of(late),
         early_biases=_Biases.of(early),
         mask=_allowed_mask(params, vocab_size),
         bad_words=words,
-        wants_prompt=params.repetition_penalty != 1,
+        prompt_ids=np.unique(prompt) if params.repetition_penalty != 1 else None,
         wants_output=params.has_penalties,
         num_tail_tokens=max((len(word) for word in words), default=1) - 1,
     )
@@ -137,15 +152,15 @@ def _biases_now(sequence: Choice, needs: _Needs) -> _Biases:
 
 def _history(sequence: Choice, needs: _Needs) -> tuple[Int32, int]:
     """The tokens that this row's sampling looks at, and how many of them are of the prompt."""
-    tail = max(0, sequence.num_tokens - needs.num_tail_tokens)
-    if needs.wants_prompt:
-        start = 0
-    elif needs.wants_output:
-        start = min(tail, sequence.num_prompt_tokens)
-    else:
-        start = tail
+    num_prompt = sequence.num_prompt_tokens
+    start = max(0, sequence.num_tokens - needs.num_tail_tokens)
+    if needs.wants_output:
+        start = min(start, num_prompt)
     tokens = np.array(sequence.token_ids[start:], np.int32)
-    return tokens, max(0, sequence.num_prompt_tokens - start)
+    num_before = max(0, num_prompt - start)
+    if needs.prompt_ids is None or start == 0:  # where all is there, words must not meet more
+        return tokens, num_before
+    return np.concatenate((needs.prompt_ids, tokens)), len(needs.prompt_ids) + num_before
 
 
 def _repeated(pairs: Iterable[tuple[int, Int32]]) -> Int32:

@@ -40,6 +40,7 @@ class Sequence:
         "params",
         "priority",
         "refused_at",
+        "sampler_needs",
         "seed",
         "sequence_id",
         "status",
@@ -84,6 +85,7 @@ class Sequence:
         self.num_overtaken = 0
         self.refused_at = -1  # the cache's version when its blocks were not free
         self.num_preemptions = 0
+        self.sampler_needs: object = None  # kept for its forks and for when it's preempted
         self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
         self.fork_of: Sequence | None = None
         self.forks: tuple[Sequence, ...] = ()

@@ -170,10 +170,36 @@ def test_rows_rise_and_nothing_is_sent_in_vain(
         needed = max([len(word) - 1 for word in sequence.bad_words if len(word) > 1], default=0)
         if sequence.params.has_penalties:
             needed = max(needed, sequence.num_output_tokens)
-        if sequence.params.repetition_penalty != 1:
-            needed = sequence.num_tokens
-        assert 0 < length == min(needed, sequence.num_tokens)
+        needed = min(needed, sequence.num_tokens)
+        before = 0  # the prompt's ids, each once, where not all is sent already
+        if sequence.params.repetition_penalty != 1 and needed < sequence.num_tokens:
+            before = len({*sequence.token_ids[: sequence.num_prompt_tokens]})
+        assert 0 < length == before + needed
         assert num_prompt == max(0, length - sequence.num_output_tokens)
+
+
+def test_a_long_prompt_is_sent_as_a_set() -> None:
+    prompt = [7, 8] * 500
+    sequence = make_sequence(1, prompt, params={"repetition_penalty": 1.5})
+    sequence.token_ids.extend([9, 9])
+    history = rows_of([sequence]).gather([sequence]).history
+    assert history.token_ids.tolist() == [7, 8, 9, 9]
+    assert history.num_prompt_tokens.tolist() == [2]
+
+
+def test_choices_share_what_is_made_of_their_parameters() -> None:
+    first = make_sequence(1, [1, 2, 3], params={"allowed_token_ids": (4, 5), "n": 2})
+    fork = first.fork(2, seed=9)
+    fork.release(block_size=4)
+    rows = rows_of([first])
+    made = first.sampler_needs
+    rows.add(fork)
+    rows.remove(1)
+    rows.add(first)  # preempted meanwhile
+    assert made is not None
+    assert first.sampler_needs is made
+    masks = rows.gather([fork, first]).masks
+    assert allowed_by(masks, VOCAB_SIZE) == {0: {4, 5}, 1: {4, 5}}
 
 
 @given(batches(), st.data())
