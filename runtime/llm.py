@@ -5,7 +5,6 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from operator import index
 from queue import SimpleQueue
 from types import TracebackType
@@ -13,54 +12,25 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from tqdm import tqdm
 
+from runtime.completion import Chunk, Completion, Draft
 from runtime.config import EngineConfig
 from runtime.driver import running_engine
-from runtime.errors import InvalidRequestError, UnavailableError
+from runtime.errors import CapacityError, InvalidRequestError, UnavailableError
 from runtime.frontend.choice import Choice, Part
 from runtime.frontend.prompts import check_texts, encode_bad_words
 from runtime.frontend.text import Tokenizer
 from runtime.request import (
     EngineStats,
-    FinishReason,
     Request,
     RequestFailure,
     RequestOutput,
-    TokenLogprobs,
 )
-from runtime.sampling_params import SamplingParams, fork_seed
+from runtime.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from runtime.live_requests import Outputs
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """What one step brought: text that became certain, and tokens."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stop: str | int | None  # the stop string or the token that ended it
-    logprobs: tuple[TokenLogprobs, ...]  # one for each token, if wanted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """One choice of a prompt's answer; its seed reproduces it, with n=1 too."""
-
-    prompt_token_ids: tuple[int, ...]
-    index: int
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason
-    stop: str | int | None  # the stop string or the token that ended it
-    seed: int
-    num_cached_tokens: int  # prompt tokens found in the prefix cache
-    logprobs: tuple[TokenLogprobs, ...] | None  # one for each token; None: not asked for
-    # One for each token of the prompt, of choice 0; the first has none. None: not asked for.
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None
 
 
 class LLM:
@@ -102,18 +72,23 @@ class LLM:
         choice. `params` is for all prompts, or one for each.
         Raises InvalidRequestError, which names the prompt, before anything runs.
         Raises UnavailableError: the engine has ended. Raises CapacityError: the prompts are more
-        than the limits of its queue. Raises ModelOutputError: the logits of one are no finite
-        numbers; and InvalidRequestError too, where its parameters leave no token to sample.
+        than the limits of its queue. What fails one prompt alone is its completions' `error`: a
+        structure that is refused, parameters that leave no token, logits that are no numbers.
         """
         requests = self._make_requests([prompts] if isinstance(prompts, str) else prompts, params)
         drafts = {
-            (each.request_id, index): _Draft(each, index)
+            (each.request_id, index): Draft(each, index)
             for each in requests
             for index in range(each.params.n)
         }
         room = sum(request.params.n * request.params.max_tokens for request in requests)
         with tqdm(total=room, disable=not progress, file=sys.stderr, unit="token") as bar:
-            for output, part in self._run(requests):
+            for brought in self._run(requests):
+                if isinstance(brought, RequestFailure):
+                    for index in range(requests[brought.request_id].params.n):
+                        drafts[brought.request_id, index].error = brought.error
+                    continue
+                output, part = brought
                 draft = drafts[output.request_id, output.choice]
                 draft.extend(output, part)
                 if part.finish_reason is not None:
@@ -132,7 +107,10 @@ class LLM:
             raise InvalidRequestError(
                 f"n={request.params.n} must be 1: a stream has one choice; generate takes more"
             )
-        for _, part in self._run([request]):
+        for brought in self._run([request]):
+            if isinstance(brought, RequestFailure):
+                raise brought.error
+            _, part = brought
             yield Chunk(
                 text=part.text,
                 token_ids=part.token_ids,
@@ -227,8 +205,13 @@ class LLM:
             )
         return self._tokenizer.encode(prompt)
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[tuple[RequestOutput, Part]]:
-        """What the engine brings, and how it reads, until all choices have ended."""
+    def _run(
+        self, requests: Sequence[Request]
+    ) -> Iterator[tuple[RequestOutput, Part] | RequestFailure]:
+        """What the engine brings, and how it reads, until all choices have ended or failed.
+
+        Raises UnavailableError and CapacityError, which concern all that are left.
+        """
         if self._closed:
             raise UnavailableError("this LLM is closed")
         choices = {
@@ -244,7 +227,15 @@ class LLM:
             while choices:
                 for output in inbox.get():
                     if isinstance(output, RequestFailure):
-                        raise output.error
+                        if isinstance(output.error, UnavailableError | CapacityError):
+                            raise output.error
+                        choices = {
+                            key: choice
+                            for key, choice in choices.items()
+                            if key[0] != output.request_id
+                        }
+                        yield output
+                        continue
                     key = output.request_id, output.choice
                     if key not in choices:  # it was ended while this was under way
                         continue
@@ -256,42 +247,3 @@ class LLM:
                     yield output, part
         finally:
             connection.close()
-
-
-class _Draft:
-    """What has come of one choice."""
-
-    def __init__(self, request: Request, index: int) -> None:
-        self.request = request
-        self.token_ids: list[int] = []
-        self._index = index
-        self._texts: list[str] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._scores: list[TokenLogprobs | None] = [None]
-        self._end: tuple[RequestOutput, Part] | None = None
-
-    def extend(self, output: RequestOutput, part: Part) -> None:
-        self.token_ids.extend(part.token_ids)
-        self._texts.append(part.text)
-        self._logprobs.extend(part.logprobs)
-        self._scores.extend(output.scores)
-        self._end = (output, part)
-
-    def completion(self) -> Completion:
-        assert self._end is not None
-        output, part = self._end
-        assert part.finish_reason is not None
-        params = self.request.params
-        is_scored = params.prompt_logprobs is not None and self._index == 0
-        return Completion(
-            prompt_token_ids=tuple(self.request.prompt_token_ids),
-            index=self._index,
-            token_ids=tuple(self.token_ids),
-            text="".join(self._texts),
-            finish_reason=part.finish_reason,
-            stop=part.stop,
-            seed=fork_seed(self.request.seed, self._index),
-            num_cached_tokens=output.num_cached_tokens,
-            logprobs=None if params.logprobs is None else tuple(self._logprobs),
-            prompt_logprobs=tuple(self._scores) if is_scored else None,
-        )

@@ -61,7 +61,7 @@ class SamplingParams:
         (), "Only these tokens are sampled; may be given again."
     )
     bad_words: tuple[str, ...] = option(
-        (), "A text that the output won't contain; may be given again."
+        (), "A text whose tokens, as the tokenizer writes it, won't come; may be given again."
     )
 
     min_tokens: int = option(0, "No end token is sampled before so many new tokens.")

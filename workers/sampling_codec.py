@@ -35,6 +35,7 @@ from workers.sampling.sampler import Samples
 
 KINDS = [kind.value for kind in MaskKind]
 INFINITY = float("inf")
+MAX_BIAS = 1e6
 # Column, its number format, least and most, both allowed.
 COLUMNS = (
     ("temperature", FLOAT32, 0, np.finfo(np.float32).max),
@@ -122,8 +123,8 @@ def _decode_biases(biases: worker_pb2.TokenBiases, num_rows: int, vocab_size: in
     ids = read_array("biases.token_ids", biases.token_ids, INT32, len(rows), "biases.rows")
     check_range("biases.token_ids", ids, 0, vocab_size)
     values = read_array("biases.values", biases.values, FLOAT32, len(rows), "biases.rows")
-    if not (values < INFINITY).all():
-        raise StepError("biases.values has NaN or inf: must be finite, or -inf")
+    if not (values <= MAX_BIAS).all() or ((values < -MAX_BIAS) & (values > -INFINITY)).any():
+        raise StepError(f"biases.values must be in [-{MAX_BIAS:g}, {MAX_BIAS:g}], or -inf")
     return TokenBiases(rows=to_int64(rows), token_ids=to_int64(ids), values=to_tensor(values))
 
 

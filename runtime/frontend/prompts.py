@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from protos import inference_pb2
@@ -14,6 +14,11 @@ from runtime.sampling_params import SamplingParams
 
 LONG_TEXT_BYTES = 64 << 10
 MAX_BAD_WORD_TOKENS = 64
+# What a word may stand right after.
+WORD_ANCHORS = ("\n", "(", "a")
+# More would hold up the other requests while they are looked at.
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
 
 BadWords = tuple[tuple[int, ...], ...]
 
@@ -103,6 +108,13 @@ class PromptReader:
     async def _render(self, chat: inference_pb2.Chat) -> str:
         if self._template is None:
             raise missing_template(self._model.name)
+        _check_size("messages", len(chat.messages), MAX_MESSAGES)
+        _check_size("tools", len(chat.tools), MAX_TOOLS)
+        if chat.ByteSize() > self._max_prompt_bytes:
+            raise InvalidRequestError(
+                f"chat of {chat.ByteSize()} bytes is longer than "
+                f"max_prompt_bytes={self._max_prompt_bytes}"
+            )
         begins = not chat.continue_final_message
         if chat.HasField("add_generation_prompt"):
             begins = chat.add_generation_prompt
@@ -117,23 +129,30 @@ class PromptReader:
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> BadWords:
-    """Each word in the ways that the tokenizer writes it, at the start of a word and inside one.
+    """Each word in the ways that the tokenizer writes it: alone, after a space, inside a text.
 
     Raises InvalidRequestError: a word has too many tokens.
     """
     found: dict[tuple[int, ...], None] = {}
     for place, word in enumerate(words):
-        inside, start = (
-            tuple(tokenizer.encode(text, add_special_tokens=False))
-            for text in (word, f" {word.lstrip()}")
-        )
-        if len(inside) > MAX_BAD_WORD_TOKENS:
+        alone = tuple(tokenizer.encode(word, add_special_tokens=False))
+        if len(alone) > MAX_BAD_WORD_TOKENS:
             raise InvalidRequestError(
-                f"bad_words[{place}] has {len(inside)} tokens: must be at most "
-                f"{MAX_BAD_WORD_TOKENS}"
+                f"bad_words[{place}] has {len(alone)} tokens: must be at most {MAX_BAD_WORD_TOKENS}"
             )
-        found |= {tokens: None for tokens in (inside, start) if tokens}
+        spaced = tuple(tokenizer.encode(f" {word.lstrip()}", add_special_tokens=False))
+        ways = [alone, spaced, *_encode_inside(tokenizer, word)]
+        found |= {tokens: None for tokens in ways if tokens}
     return tuple(found)
+
+
+def _encode_inside(tokenizer: Tokenizer, word: str) -> Iterator[tuple[int, ...]]:
+    """As in the middle of a text: some tokenizers put a space before each text's first word."""
+    for anchor in WORD_ANCHORS:
+        before = tokenizer.encode(anchor, add_special_tokens=False)
+        tokens = tokenizer.encode(anchor + word, add_special_tokens=False)
+        if tokens[: len(before)] == before:  # else the anchor is a part of the word's first token
+            yield tuple(tokens[len(before) :])
 
 
 def check_texts(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
@@ -143,6 +162,11 @@ def check_texts(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
             raise InvalidRequestError(
                 f"{name} is set, and the model has no tokenizer.json: leave it unset"
             )
+
+
+def _check_size(name: str, count: int, most: int) -> None:
+    if count > most:
+        raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")
 
 
 def _message_of(place: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def test_how_a_prompt_ends(chats: Chats, options: dict[str, bool], end: str) -> 
             "template_arguments is a JSON str: must be an object",
         ),
         (
-            {"messages": [user()], "template_arguments": "[" * 100_000},
+            {"messages": [user()], "template_arguments": "[" * 19_000},
             "template_arguments is no JSON: ",
         ),
         (
@@ -221,9 +221,11 @@ def test_a_template_that_takes_too_long_holds_up_nobody_for_long(chats: Chats) -
 
 def test_a_chat_that_is_too_long_is_refused_by_the_limit(chats: Chats) -> None:
     chat = Chat(messages=[user("x" * (MAX_PROMPT_BYTES + 1))])
-    assert chats.refusal(chat) == (
-        "the chat template makes a text that is longer than max_prompt_bytes=20000"
-    )
+    assert chats.refusal(chat) == "chat of 20015 bytes is longer than max_prompt_bytes=20000"
+    chat = Chat(messages=[Message(role="u")] * 4097)
+    assert chats.refusal(chat) == "messages has 4097 entries: must be at most 4096"
+    chat = Chat(messages=[user()], tools=["{}"] * 1025)
+    assert chats.refusal(chat) == "tools has 1025 entries: must be at most 1024"
     chat = Chat(messages=[user("ก" * (MAX_MODEL_LEN // 3))])
     num_tokens = len(chats.tokens(f"<s>user: {'ก' * (MAX_MODEL_LEN // 3)};assistant: "))
     assert chats.refusal(chat).startswith(

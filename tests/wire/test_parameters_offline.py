@@ -11,6 +11,7 @@ import pytest
 from runtime import llm as llm_module
 from runtime.errors import InvalidRequestError, ModelOutputError
 from runtime.llm import LLM
+from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams
 from runtime.scheduling.step_plan import Fault
 from tests.frontend import FakeEngine, make_model, status_of
@@ -79,24 +80,31 @@ def test_words_whose_tokens_the_model_does_not_have(
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_a_fault_is_raised_and_the_engine_goes_on(
+def test_a_fault_is_its_prompts_alone_and_the_engine_goes_on(
     monkeypatch: pytest.MonkeyPatch, fault: Fault
 ) -> None:
     engine, executor = make_engine()
     execute = executor.execute
+    spoilt_ids = {1, 5}  # the first request's first choice, and the third request
 
     def faulty(plan: Any, make_masks: Any) -> Any:
         result = execute(plan, make_masks)
-        if 1 in result.sequence_ids:
-            result.faults[result.sequence_ids.index(1)] = fault
+        for sequence_id in spoilt_ids.intersection(result.sequence_ids):
+            result.faults[result.sequence_ids.index(sequence_id)] = fault
         return result
 
     executor.execute = faulty
     engine.start()
     kind = ModelOutputError if fault is Fault.INVALID_LOGITS else InvalidRequestError
     with offline(engine, monkeypatch) as llm:
+        params = SamplingParams(max_tokens=5, n=2, ignore_eos=True)
+        *spoilt, first, second = llm.generate([[5], [6]], params, progress=False)
+        assert [type(each.error) for each in spoilt] == [kind, kind]
+        assert [each.finish_reason for each in spoilt] == [FinishReason.ABORT] * 2
+        assert first.error is second.error is None
+        assert len(first.token_ids) == len(second.token_ids) == 5
         with pytest.raises(kind):
-            llm.generate([[5], [6]], SamplingParams(max_tokens=50, n=2), progress=False)
+            list(llm.stream([5], params=SamplingParams(max_tokens=5)))
         (completion,) = llm.generate([[5]], SamplingParams(max_tokens=3, ignore_eos=True))
         assert len(completion.token_ids) == 3
     engine.stop()
