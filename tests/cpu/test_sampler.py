@@ -6,7 +6,8 @@ import torch
 from tests.sampling import NEVER, Row, sample, spread_logits
 from workers.batch import MaskKind
 from workers.sampling import noise
-from workers.sampling.candidates import most_probable
+from workers.sampling.draw import Draws, Narrowing
+from workers.sampling.masses import Scale
 from workers.sampling.noise import gumbel, row_keys
 from workers.sampling.sampler import Fault
 from workers.sampling.segments import SegmentedRows
@@ -183,6 +184,44 @@ def test_damaged_logits_are_the_fault_of_their_row_alone(value, columns):
     assert samples.logprobs.logprobs.equal(sound.logprobs.logprobs[mates])
 
 
+@pytest.mark.parametrize("mask", [None, (MaskKind.ALLOWED, [2, 5])])
+@pytest.mark.parametrize(
+    "columns",
+    [{"temperature": 0}, {}, {"top_k": 5}, {"top_k": 550}, {"top_p": 0.9}, {"min_p": 0.1}],
+)
+def test_biases_that_make_a_logit_infinite_are_the_fault_of_their_row_alone(columns, mask):
+    logits = spread_logits(600)
+    logits[5] = 1e38
+    rows = [Row(logits=logits, columns={**columns, "num_logprobs": 0}, mask=mask)] * 3
+    sound = sample(rows)
+    rows[1] = Row(logits=logits, columns=rows[1].columns, mask=mask, biases={5: 3.4e38})
+
+    samples = sample(rows)
+
+    assert samples.faults.tolist() == [0, Fault.INVALID_LOGITS, 0]
+    assert samples.token_ids.tolist() == [sound.token_ids[0], 0, sound.token_ids[2]]
+    assert samples.logprobs.rows.tolist() == [0, 2]
+
+
+def test_rows_that_refuse_every_token_end_nonetheless():
+    """No parameter asks for this: the cut is above all tokens, and so the best is refused, too."""
+    rows = SegmentedRows(spread_logits(600)[None])
+    nobody = torch.zeros(1, dtype=torch.int64)
+    one = torch.ones(1)
+    draws = Draws(
+        rows=rows,
+        index=nobody,
+        scale=Scale(rows.best, one),
+        top_k=nobody,
+        top_p=one.double() / 2,
+        cutoff=rows.best + 1,
+        keys=nobody,
+    )
+
+    with pytest.raises(AssertionError, match="1 rows refuse all of 128 tokens"):
+        Narrowing(draws).draw()
+
+
 @pytest.mark.parametrize("columns", [{"temperature": 0}, {}, {"top_k": 5}, {"top_p": 0.9}])
 @pytest.mark.parametrize(
     "asked",
@@ -206,36 +245,6 @@ def test_a_row_without_a_token_is_a_fault_of_that_row_alone(columns, asked):
     assert samples.faults.tolist() == [0, Fault.EMPTY_SUPPORT, 0]
     assert samples.token_ids.tolist() == [sound.token_ids[0], 0, sound.token_ids[2]]
     assert samples.logprobs.rows.tolist() == [0, 2]
-
-
-def test_equal_tokens_are_kept_by_the_lower_id():
-    values = torch.tensor([[1.0, 3.0, 2.0, 2.0, 2.0, 0.0], [5.0] * 6, [NEVER, 1.0, *[NEVER] * 4]])
-
-    ids, kept = most_probable(SegmentedRows(values), torch.arange(3), torch.tensor([3, 2, 3]))
-
-    assert ids[0].tolist() == [1, 2, 3]
-    assert ids[1, :2].tolist() == [0, 1]
-    assert kept[1].tolist() == [5.0, 5.0, NEVER]
-    assert kept[2].tolist() == [1.0, NEVER, NEVER]
-
-
-@pytest.mark.parametrize("vocabulary", [300, 5000, 32000])
-@pytest.mark.parametrize("distinct", [3, 50, 10_000])
-def test_the_most_probable_are_those_of_a_stable_sort(vocabulary, distinct):
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randint(distinct, (6, vocabulary), generator=generator).float()
-    values[4] = 7.0
-    index = torch.tensor([5, 0, 4, 4, 2])
-    counts = torch.tensor([4, 0, 9, 15, 1])
-    ordered, order = values.sort(dim=-1, descending=True, stable=True)
-
-    for factor in (1, 19):
-        ids, kept = most_probable(SegmentedRows(values), index, counts * factor)
-
-        for place, (row, count) in enumerate(zip(index, counts * factor, strict=True)):
-            assert ids[place, :count].equal(order[row, :count])
-            assert kept[place, :count].equal(ordered[row, :count])
-            assert (kept[place, count:] == NEVER).all()
 
 
 def test_the_noise_is_what_it_always_was():

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.cpu
 EOS = (1, 3)
 
 
-def mixed_rows(vocabulary: int, count: int = 36) -> list[Row]:
+def mixed_rows(vocabulary: int, count: int = 48) -> list[Row]:
     """Rows of every kind, damaged ones among them."""
     chance = random.Random(vocabulary)
 
@@ -38,6 +38,11 @@ def mixed_rows(vocabulary: int, count: int = 36) -> list[Row]:
         {"temperature": 0.7, "repetition_penalty": 1.3, "frequency_penalty": 0.5},
         {"presence_penalty": 1.0, "top_p": 0.8},
         {"temperature": 0.0, "repetition_penalty": 1.2},
+        {"top_k": 600},
+        {"top_k": 129, "top_p": 0.7},
+        {"top_k": 513, "top_p": 0.9, "repetition_penalty": 1.1},
+        {"temperature": 1.5, "top_k": vocabulary - 1, "top_p": 0.95, "min_p": 0.001},
+        {"top_k": 2000, "min_p": 0.02},
     ]
     masks = [None, None, (MaskKind.ALLOWED, some(5)), (MaskKind.FORBIDDEN, some(5))]
     masks += [None, (MaskKind.BITS, some(vocabulary))]
@@ -105,6 +110,24 @@ def test_a_row_is_answered_the_same_alone_permuted_and_in_part(vocabulary):
     assert permuted == [everyone[number] for number in order]
     assert in_part == [everyone[number] for number in order[:7]]
     assert {answer[1] for answer in everyone} == set(Fault)
+
+
+@pytest.mark.parametrize("vocabulary", [1000, 32000])
+def test_the_width_of_a_top_k_changes_nothing_for_others(vocabulary):
+    """Equal tokens at the last place of some among them."""
+    widths = (1, 31, 32, 33, 128, 129, 300, 512, 513, 600, 999, vocabulary - 1, vocabulary, 0)
+    rows = [
+        Row(
+            logits=(spread_logits(vocabulary, seed=number) * 4).round() / 4,
+            columns={"top_k": width, "top_p": top_p, "seed": number},
+        )
+        for number, (width, top_p) in enumerate((w, p) for w in widths for p in (1.0, 0.9))
+    ]
+    everyone = answer_to(rows)
+
+    assert [answer_to([row])[0] for row in rows] == everyone
+    assert answer_to(rows[::-1]) == everyone[::-1]
+    assert answer_to(rows[3::5]) == everyone[3::5]
 
 
 @pytest.mark.parametrize("vocabulary", [5000, 32000])

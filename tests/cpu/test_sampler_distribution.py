@@ -18,7 +18,7 @@ from workers.batch import MaskKind
 from workers.sampling.candidates import most_probable
 from workers.sampling.draw import Narrowing, kept_of_best
 from workers.sampling.masses import Bounds
-from workers.sampling.sampler import Sampler, make_draws
+from workers.sampling.sampler import NARROW, Sampler, make_draws
 from workers.sampling.segments import SegmentedRows
 
 pytestmark = pytest.mark.cpu
@@ -33,6 +33,8 @@ ALONE = {
     "hot": {"columns": {"temperature": 1.7}},
     "top_k": {"columns": {"top_k": 20}},
     "many top_k": {"columns": {"top_k": 700}},
+    "many top_k and top_p": {"columns": {"top_k": 800, "top_p": 0.9, "temperature": 1.5}},
+    "many top_k and min_p": {"columns": {"top_k": 800, "min_p": 0.001, "temperature": 1.5}},
     "all top_k": {"columns": {"top_k": 5000}},
     "top_p": {"columns": {"top_p": 0.8}},
     "little top_p": {"columns": {"top_p": 0.05}},
@@ -67,7 +69,7 @@ def adjusted(
         draws = make_draws(group, torch.tensor([0]), best, positions, columns)
         vocabulary = group.rows.vocab_size
         values = group.rows.values[group.index[0]].clone()
-        if 0 < draws.top_k < vocabulary:
+        if 0 < draws.top_k < vocabulary and draws.top_k <= NARROW[-1]:
             ids, best_values = most_probable(draws.rows, draws.index, draws.top_k)
             kept = torch.zeros(vocabulary, dtype=torch.bool)
             kept[ids[0]] = kept_of_best(draws, best_values)[0]
@@ -75,6 +77,7 @@ def adjusted(
             everyone = torch.arange(vocabulary)
             narrowing = Narrowing(draws.take(torch.zeros_like(everyone)))
             kept, _ = narrowing.judge(everyone, Bounds(values, everyone))
+            kept &= narrowing.start.admits(values[:, None], everyone[:, None]).flatten()
     return group.rows, values, kept & (values > NEVER)
 
 
@@ -103,7 +106,7 @@ def random_row(number: int) -> Row:
 
     columns = {
         "temperature": maybe(chance.uniform(0.3, 2), 1.0),
-        "top_k": maybe(chance.choice([1, 2, 5, 40, 300]), 0),
+        "top_k": maybe(chance.choice([1, 2, 5, 40, 300, 513, 900]), 0),
         "top_p": maybe(chance.uniform(0.02, 0.99), 1.0),
         "min_p": maybe(chance.uniform(0.001, 0.3), 0.0),
         "repetition_penalty": maybe(chance.uniform(0.6, 1.8), 1.0),
@@ -144,6 +147,30 @@ def test_combinations_of_parameters_are_those_of_transformers(start):
         assert_same_distribution(random_row(number))
 
 
+@pytest.mark.parametrize("top_k", [520, 999])
+@pytest.mark.parametrize("top_p", [1.0, 0.87, 0.33])
+@pytest.mark.parametrize("distinct", [1, 4])
+def test_of_many_equal_tokens_a_wide_top_k_keeps_the_lowest_ids(top_k, top_p, distinct):
+    """Transformers keeps all equals of the last one: the reference is a stable sort."""
+    logits = torch.randint(distinct, (VOCABULARY,), generator=torch.Generator().manual_seed(0)) / 3
+    order = logits.argsort(descending=True, stable=True)[:top_k]
+    probabilities = logits[order].double().softmax(-1)
+    kept = probabilities.cumsum(-1) - probabilities < top_p
+    exact = torch.zeros(VOCABULARY, dtype=torch.float64)
+    exact[order[kept]] = probabilities[kept] / probabilities[kept].sum()
+
+    row = Row(logits=logits, columns={"top_k": top_k, "top_p": top_p})
+
+    assert torch.allclose(exact_probabilities(row), exact, rtol=1e-6, atol=0)
+    assert_follows(draw_many(row, 12_000), exact)
+
+
+def test_a_cut_by_min_p_at_the_last_of_a_wide_top_k_lets_no_more_in():
+    row = Row(logits=torch.zeros(VOCABULARY), columns={"top_k": 520, "min_p": 1.0})
+
+    assert exact_probabilities(row).nonzero().flatten().tolist() == [*range(520)]
+
+
 def draw_many(row: Row, count: int, eos: Sequence[int] = EOS) -> torch.Tensor:
     """Counts of tokens [V] over seeds."""
     counts = torch.zeros(len(row.logits), dtype=torch.int64)
@@ -177,6 +204,12 @@ DRAWN = {
     "min_p": {"columns": {"min_p": 0.02}},
     "top_p and min_p": {"columns": {"top_p": 0.9, "min_p": 0.03, "temperature": 1.3}},
     "top_k and top_p": {"columns": {"top_k": 200, "top_p": 0.8, "temperature": 1.2}},
+    "wide top_k": {"columns": {"top_k": 600, "temperature": 3.0}},
+    "wide top_k and top_p": {"columns": {"top_k": 600, "top_p": 0.8, "temperature": 3.0}},
+    "wide top_k and min_p": {"columns": {"top_k": 700, "min_p": 0.3, "temperature": 3.0}},
+    "wide top_k, top_p and min_p": {
+        "columns": {"top_k": 700, "top_p": 0.95, "min_p": 0.3, "temperature": 3.0}
+    },
     "allowed": {"mask": (MaskKind.ALLOWED, [*range(490, 530)]), "columns": {"top_p": 0.9}},
     "bits": {"mask": (MaskKind.BITS, range(0, 1000, 3)), "columns": {"temperature": 0.9}},
     "everything": {

@@ -98,6 +98,14 @@ def test_scores_of_known_tokens(vocabulary):
     assert close(told.top_logprobs[2, :7], exact[2].topk(7).values)
 
 
+def test_what_is_too_far_below_the_best_for_a_number_is_told_as_impossible():
+    told = Sampler([]).score(torch.tensor([[3e38, -3e38, 0.0]]), integers([1]), integers([3]))
+
+    assert told.logprobs.tolist() == [IMPOSSIBLE]
+    assert told.num_tops.tolist() == [2]
+    assert told.top_token_ids[0, :2].tolist() == [0, 2]
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), NEVER])
 def test_damaged_logits_have_no_probabilities(value):
     """NaN tells the driver to fail their request; the others are as ever."""

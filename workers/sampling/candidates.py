@@ -1,8 +1,38 @@
 """The most probable tokens of rows, without sorting them."""
 
+import numpy as np
 import torch
 
+from workers.sampling.masses import Bounds
 from workers.sampling.segments import NEVER, SEGMENT, SegmentedRows, pieces
+
+
+def bounds_of_best(rows: SegmentedRows, index: torch.Tensor, counts: torch.Tensor) -> Bounds:
+    """Where each row's `counts` best tokens end, of equals those with the lower ids.
+
+    index [n] into `rows`, counts [n] int64 from 1 to V -> bounds [n], which admit as many tokens
+    or, where fewer can be drawn, all.
+    """
+    values = rows.values.new_full((len(index),), NEVER)
+    ids = torch.full_like(index, rows.vocab_size)
+    for place, (row, count) in enumerate(zip(index.tolist(), counts.tolist(), strict=True)):
+        tokens = rows.values[row]
+        value = _kth_largest(tokens, count)
+        if value == NEVER:
+            continue
+        # As floats bools are added many times as fast, and up to 2^24 of them exactly.
+        num_above = int(torch.gt(tokens, value, out=torch.empty_like(tokens)).sum())
+        equal = (tokens == value).nonzero().flatten()
+        values[place], ids[place] = value, equal[count - num_above - 1] + 1
+    return Bounds(values, ids)
+
+
+def _kth_largest(values: torch.Tensor, count: int) -> float:
+    """Of values [V] the one that `count` - 1 others precede."""
+    if values.device.type != "cpu":
+        return float(values.topk(count, sorted=False).values.min())
+    place = len(values) - count
+    return float(np.partition(values.numpy(), place)[place])  # torch's takes ten times as long
 
 
 def most_probable(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.sampling.candidates import most_probable
+from workers.sampling.candidates import bounds_of_best, most_probable
 from workers.sampling.masses import Bounds, Scale, segment_masses
 from workers.sampling.noise import gumbel
 from workers.sampling.segments import NEVER, SEGMENT, SegmentedRows
@@ -13,6 +13,10 @@ from workers.sampling.segments import NEVER, SEGMENT, SegmentedRows
 TOKEN_DOMAIN = 0
 SEGMENT_DOMAIN = 1
 DOMAINS_PER_ATTEMPT = 2
+# Each attempt leaves at most a uniform part of the mass, and never less than the best token, which
+# is kept and has at least 1/V of it. So more than n attempts are as likely as at least n events
+# where ln(V) are expected: for n of 128 and ln(V) of 13 (V is 262,144) less than 10^-75.
+MAX_ATTEMPTS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,30 +73,26 @@ def kept_of_best(draws: Draws, values: torch.Tensor) -> torch.Tensor:
 class Narrowing:
     """Draws from all tokens, then, where top-p or min-p refuse one, from those more probable.
 
-    What top-p keeps is among them, so the draw that is kept at last has the truncated distribution
-    exactly. Each attempt is in two levels: a segment by its mass, a token in it. A refusal leaves
-    less than the part of the mass above a random token: attempts grow with the logarithm of what
-    top-p keeps, on flat rows as on peaked ones.
+    Rows with a top-k start with its tokens instead of all. What top-p keeps is among them, so the
+    draw that is kept at last has the truncated distribution exactly. Each attempt is in two levels:
+    a segment by its mass, a token in it. A refusal leaves less than the part of the mass above a
+    random token: attempts grow with the logarithm of what top-p keeps, on flat rows as on peaked
+    ones.
     """
 
     def __init__(self, draws: Draws) -> None:
         self._draws = draws
-        # min-p alone needs no total, and starts behind its cut.
-        vocabulary = torch.full_like(draws.index, draws.rows.vocab_size)
-        start = draws.cutoff.masked_fill(draws.top_p < 1, NEVER)
-        self._bounds = Bounds(start, vocabulary)
-        unbounded = bool((start == NEVER).all())
-        self._masses = segment_masses(
-            draws.rows, draws.index, draws.scale, None if unbounded else self._bounds
-        )
+        self.start = _start(draws)
+        self._masses = _masses_within(draws, self.start)
         self._limits = draws.mass_limits(self._masses.double().sum(dim=-1))
 
     def draw(self) -> torch.Tensor:
         """Token ids [n]."""
         pending = torch.arange(len(self._draws.index), device=self._draws.index.device)
         tokens = torch.empty_like(pending)
-        masses, bounds, attempt = self._masses, self._bounds, 0
+        masses, bounds, attempt = self._masses, self.start, 0
         while len(pending):
+            assert attempt < MAX_ATTEMPTS, f"{len(pending)} rows refuse all of {attempt} tokens"
             drawn = self._attempt(pending, masses, bounds, attempt)
             kept, masses = self.judge(pending, drawn)
             tokens[pending[kept]] = drawn.ids[kept]
@@ -132,3 +132,32 @@ class Narrowing:
             )
         kept = masses.double().sum(dim=-1) < self._limits[pending]
         return kept & (drawn.values >= draws.cutoff), masses
+
+
+def _start(draws: Draws) -> Bounds:
+    """Behind what top-k keeps; behind min-p's cut, too, where no top-p needs the total."""
+    vocab_size = draws.rows.vocab_size
+    values = draws.cutoff.masked_fill(draws.top_p < 1, NEVER)
+    ids = torch.full_like(draws.index, vocab_size)
+    cut = ((draws.top_k > 0) & (draws.top_k < vocab_size)).nonzero().flatten()
+    if len(cut):
+        best = bounds_of_best(draws.rows, draws.index[cut], draws.top_k[cut])
+        ids[cut] = torch.where(best.values >= values[cut], best.ids, ids[cut])
+        values[cut] = torch.maximum(best.values, values[cut])
+    return Bounds(values, ids)
+
+
+def _masses_within(draws: Draws, bounds: Bounds) -> torch.Tensor:
+    """[n, S]; where nothing is left out nothing is compared."""
+    masses = draws.rows.maxima.new_empty(len(draws.index), draws.rows.maxima.shape[1])
+    bounded = bounds.values > NEVER
+    for chosen, within in ((bounded, bounds), (~bounded, None)):
+        here = chosen.nonzero().flatten()
+        if len(here):
+            masses[here] = segment_masses(
+                draws.rows,
+                draws.index[here],
+                draws.scale.take(here),
+                None if within is None else within.take(here),
+            )
+    return masses

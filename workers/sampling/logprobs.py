@@ -37,15 +37,14 @@ def compute_logprobs(
     total = segment_masses(rows, here, scale).double().sum(dim=-1)
     normalizer = best.double() + total.log()
 
-    own = rows.values[here, token_ids.to(device)].double() - normalizer
+    own = (rows.values[here, token_ids.to(device)].double() - normalizer).float()
     counts = num_tops.to(device).clamp(max=rows.vocab_size)
     top_ids, top_values = most_probable(rows, here, counts)
     tops = (top_values.double() - normalizer[:, None]).float()
     tops.masked_fill_(~sound[:, None], float("-inf"))
     return Logprobs(
         rows=index,
-        logprobs=own.float()
-        .masked_fill_(~own.isfinite(), IMPOSSIBLE)
+        logprobs=own.masked_fill_(~own.isfinite(), IMPOSSIBLE)
         .masked_fill_(~sound, float("nan"))
         .cpu(),
         num_tops=(tops > float("-inf")).sum(dim=-1).cpu(),

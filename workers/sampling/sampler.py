@@ -16,12 +16,16 @@ from workers.sampling.masses import Scale
 from workers.sampling.noise import row_keys
 from workers.sampling.segments import NEVER, SegmentedRows, pieces
 
+# A top-k up to the last of these has its tokens picked and sorted, and rows up to the same one go
+# together: what is as wide as the widest of them costs the others little.
+NARROW = torch.tensor([32, 128, 512], dtype=torch.int32)
+
 
 class Fault(IntEnum):
     """Why a row has no token; the numbers are those of the wire."""
 
     NONE = 0
-    INVALID_LOGITS = 1  # NaN or infinite
+    INVALID_LOGITS = 1  # NaN or infinite, be it only by biases or penalties
     EMPTY_SUPPORT = 2  # biases, masks and bad words leave no token
 
 
@@ -74,8 +78,10 @@ class Sampler:
         with self.adjusted(raw, positions, columns, inputs, masks) as groups:
             for group in groups:
                 best = group.rows.best[group.index.to(logits.device)].cpu()
-                empty = group.numbers[(best == NEVER) & sound[group.numbers]]
-                faults[empty] = Fault.EMPTY_SUPPORT
+                here = sound[group.numbers]
+                faults[group.numbers[here & (best == NEVER)]] = Fault.EMPTY_SUPPORT
+                damaged = here & ~best.isfinite() & (best != NEVER)
+                faults[group.numbers[damaged]] = Fault.INVALID_LOGITS
                 self._draw(token_ids, group, best, positions, columns, faults == Fault.NONE)
         asked = (columns.num_logprobs >= 0) & (faults == Fault.NONE)
         told = asked.nonzero().flatten()
@@ -152,11 +158,10 @@ class Sampler:
         if len(here):
             drawn = draw_greedy(group.rows, group.index[here].to(device))
             token_ids[group.numbers[here]] = drawn.cpu()
-        for chosen, draw in (
-            (wanted & ~greedy & cut, draw_of_best),
-            (wanted & ~greedy & ~cut, _draw_of_all),
-        ):
-            here = chosen.nonzero().flatten()
+        width = torch.bucketize(top_k, NARROW).masked_fill_(~cut, len(NARROW))
+        rules = [draw_of_best] * len(NARROW) + [_draw_by_narrowing]
+        for number, draw in enumerate(rules):
+            here = (wanted & ~greedy & (width == number)).nonzero().flatten()
             if len(here):
                 draws = make_draws(group, here, best[here], positions, columns)
                 token_ids[group.numbers[here]] = draw(draws).cpu()
@@ -186,5 +191,5 @@ def make_draws(
     )
 
 
-def _draw_of_all(draws: Draws) -> torch.Tensor:
+def _draw_by_narrowing(draws: Draws) -> torch.Tensor:
     return Narrowing(draws).draw()
