@@ -24,7 +24,7 @@ from workers.arrays import (
 from workers.batch import Batch, BlockTables
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import StepError
-from workers.sampling_codec import decode_columns, decode_inputs
+from workers.sampling_codec import MAX_LOGPROBS, decode_columns, decode_inputs
 
 
 class NotBuiltError(StepError):
@@ -215,7 +215,7 @@ def _decode_scores(
     ids = read_array("score_token_ids", plan.score_token_ids, INT32, len(index), "score_index")
     check_range("score_token_ids", ids, 0, vocab_size)
     tops = read_array("score_num_tops", plan.score_num_tops, INT32, len(index), "score_index")
-    check_range("score_num_tops", tops, 0, vocab_size + 1)
+    check_range("score_num_tops", tops, 0, MAX_LOGPROBS + 1)
     return {
         "score_index": to_tensor(index),
         "score_token_ids": to_tensor(ids),

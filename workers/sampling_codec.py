@@ -35,7 +35,9 @@ from workers.sampling.sampler import Samples
 
 KINDS = [kind.value for kind in MaskKind]
 INFINITY = float("inf")
+# What no driver asks for, and what rows of logits can bear.
 MAX_BIAS = 1e6
+MAX_LOGPROBS = 1024
 # Column, its number format, least and most, both allowed.
 COLUMNS = (
     ("temperature", FLOAT32, 0, np.finfo(np.float32).max),
@@ -47,7 +49,7 @@ COLUMNS = (
     ("presence_penalty", FLOAT32, -100, 100),
     ("frequency_penalty", FLOAT32, -100, 100),
     ("repetition_penalty", FLOAT32, 1e-3, 1e3),
-    ("num_logprobs", INT32, -1, INFINITY),
+    ("num_logprobs", INT32, -1, MAX_LOGPROBS),
 )
 
 
