@@ -99,9 +99,8 @@ class Admission:
 
     def _front(self, budget: StepBudget) -> list[Sequence]:
         """Those that are tried: the first for whom the budget has tokens."""
-        front = self._waiting.first(LOOKAHEAD)
-        if all(map(budget.room, front)):
-            return front
+        if not self._waiting.has_scored:  # for all others it has
+            return self._waiting.first(LOOKAHEAD)
         front = self._waiting.first(LOOKAHEAD + MAX_SCORED)
         return [each for each in front if budget.room(each)][:LOOKAHEAD]
 

@@ -17,18 +17,24 @@ Rows = NDArray[np.intp]
 
 FIRST_WIDTH = 64
 NO_LOGPROBS = -1
-COLUMNS = (
-    ("temperature", np.float32),
-    ("top_k", np.int32),
-    ("top_p", np.float32),
-    ("min_p", np.float32),
-    ("seed", np.uint64),
-    ("min_length", np.int32),
-    ("presence_penalty", np.float32),
-    ("frequency_penalty", np.float32),
-    ("repetition_penalty", np.float32),
-    ("num_logprobs", np.int32),
+# What SamplingColumns has of a sequence, and whether its output must have a structure.
+RECORD = np.dtype(
+    [
+        ("temperature", np.float32),
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("seed", np.uint64),
+        ("min_length", np.int32),
+        ("presence_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("repetition_penalty", np.float32),
+        ("num_logprobs", np.int32),
+        ("has_structure", np.bool_),
+    ],
+    align=True,
 )
+NONE_SCORED = np.zeros(0, np.int32)
 
 
 class _GroupTables:
@@ -84,14 +90,14 @@ class BatchTable:
         self._row_of: dict[int, int] = {}
         self._free_rows = list(reversed(range(max_num_seqs)))
         self._groups = [_GroupTables(max_num_seqs) for _ in range(num_groups)]
-        self._columns = {name: np.zeros(max_num_seqs, dtype) for name, dtype in COLUMNS}
-        self._has_structure = np.zeros(max_num_seqs, np.bool_)
+        self._records = np.zeros(max_num_seqs, RECORD)
         self._sampler_rows = SamplerRows(vocab_size)
         # Of the steady sequences, as long as they stay the same.
         self._steady: tuple[Sequence, ...] = ()
         self._steady_rows: Rows = np.zeros(0, np.intp)
         self._steady_ids = np.zeros(0, np.uint64)
         self._steady_lens = np.zeros(0, np.int32)  # in the last step
+        self._steady_columns, self._steady_defers = self._read(self._steady_rows, self._steady_rows)
 
     def flatten(self, output: SchedulerOutput) -> StepPlan:
         """Applies the row events of `output` and lays out its step."""
@@ -114,7 +120,9 @@ class BatchTable:
                 positions=self._steady_lens.copy(),
                 sample_index=every,
                 sample_sequence=every,
-                **_scores(()),
+                score_index=NONE_SCORED,
+                score_token_ids=NONE_SCORED,
+                score_num_tops=NONE_SCORED,
             )
         computed = np.array([each.num_computed_tokens for each in behind], np.int32)
         counts = np.array([each.num_scheduled_tokens for each in behind], np.int32)
@@ -138,17 +146,25 @@ class BatchTable:
         )
 
     def _plan(self, output: SchedulerOutput, *, rows: Rows, **arrays: NDArray[Any]) -> StepPlan:
-        columns: dict[str, Any] = {name: each[rows] for name, each in self._columns.items()}
         sampled = chain(output.steady, (each.sequence for each in output.scheduled if each.samples))
+        if output.scheduled:
+            columns, defers = self._read(rows, arrays["sample_sequence"])
+        else:
+            columns, defers = self._steady_columns, self._steady_defers
         return StepPlan(
             step_id=output.step_id,
             block_tables=tuple(group.gather(rows) for group in self._groups),
-            sampling=SamplingColumns(**columns),
+            sampling=columns,
             sampler_inputs=self._sampler_rows.gather(sampled),
-            defer_sampling=bool(self._has_structure[rows[arrays["sample_sequence"]]].any()),
+            defer_sampling=defers,
             block_copies=np.array(output.copies, np.int32).reshape(-1, 2),
             **arrays,
         )
+
+    def _read(self, rows: Rows, sampled: NDArray[Any]) -> tuple[SamplingColumns, bool]:
+        """The parameters of rows, and whether one of those that are `sampled` has a structure."""
+        records = self._records[rows]
+        return _columns_of(records), bool(records["has_structure"][sampled].any())
 
     def _follow_steady(self, steady: tuple[Sequence, ...]) -> None:
         if steady is self._steady:
@@ -159,6 +175,8 @@ class BatchTable:
         self._steady_ids = np.array(ids, np.uint64)
         self._steady_rows = np.array([self._row_of[sequence_id] for sequence_id in ids], np.intp)
         self._steady_lens = np.array([each.num_computed_tokens for each in steady], np.int32)
+        every = np.arange(len(steady))
+        self._steady_columns, self._steady_defers = self._read(self._steady_rows, every)
 
     def _apply(self, output: SchedulerOutput) -> None:
         for sequence_id in output.removed:
@@ -182,23 +200,34 @@ class BatchTable:
             group.clear(row)
         self._sampler_rows.add(sequence)
         params = sequence.params
-        self._has_structure[row] = params.structure is not None
-        values = {
-            "temperature": params.temperature,
-            "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "seed": sequence.seed,
-            "min_length": sequence.num_prompt_tokens + params.min_tokens
-            if params.min_tokens
-            else 0,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "repetition_penalty": params.repetition_penalty,
-            "num_logprobs": NO_LOGPROBS if params.logprobs is None else params.logprobs,
-        }
-        for name, value in values.items():
-            self._columns[name][row] = value
+        self._records[row] = (
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+            sequence.seed,
+            sequence.num_prompt_tokens + params.min_tokens if params.min_tokens else 0,
+            params.presence_penalty,
+            params.frequency_penalty,
+            params.repetition_penalty,
+            NO_LOGPROBS if params.logprobs is None else params.logprobs,
+            params.structure is not None,
+        )
+
+
+def _columns_of(records: NDArray[np.void]) -> SamplingColumns:
+    return SamplingColumns(
+        temperature=records["temperature"],
+        top_k=records["top_k"],
+        top_p=records["top_p"],
+        min_p=records["min_p"],
+        seed=records["seed"],
+        min_length=records["min_length"],
+        presence_penalty=records["presence_penalty"],
+        frequency_penalty=records["frequency_penalty"],
+        repetition_penalty=records["repetition_penalty"],
+        num_logprobs=records["num_logprobs"],
+    )
 
 
 def _scores(parts: Iterable[tuple[ScheduledSequence, int]]) -> dict[str, Int32]:

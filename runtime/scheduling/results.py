@@ -31,6 +31,8 @@ def find_faults(
     output: SchedulerOutput, sampled: list[Sequence], result: StepResult
 ) -> dict[Sequence, Fault]:
     """The live sequences whose rows couldn't be sampled or scored."""
+    if not (result.faults or result.scores):
+        return {}
     faults = {sampled[row]: fault for row, fault in result.faults.items()}
     for sequence, scores in _scores_of(output, result):
         if any(math.isnan(each.logprob) for each in scores):

@@ -242,12 +242,14 @@ class Scheduler:
         step_s: float,
     ) -> None:
         limits = self.limits
+        partial = [each.sequence for each in scheduled if not each.samples]
         while budget.num_tokens and len(self.waiting) and len(self.running) < limits.max_num_seqs:
-            partial = [each.sequence for each in scheduled if not each.samples]
             sequence = self.admission.admit_next(budget, partial, now=now, step_s=step_s)
             if sequence is None:
                 break
             _feed(sequence, budget, scheduled)
+            if not scheduled[-1].samples:
+                partial.append(sequence)
         for late in self.admission.take_late():
             message = "the call's deadline passes before the next token can be there"
             self._drop(late, DeadlineError(message))

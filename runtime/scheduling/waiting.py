@@ -41,6 +41,11 @@ class WaitingRoom:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.values())
 
+    @property
+    def has_scored(self) -> bool:
+        """Whether there are any whose prompts are to be scored."""
+        return bool(self._scored)
+
     def first(self, count: int) -> list[Sequence]:
         """The next `count` in the policy's order."""
         return list(islice(self._policy.order(), count))
