@@ -12,7 +12,7 @@ from functools import partial
 
 from runtime.choices import make_choices
 from runtime.counters import Counters
-from runtime.errors import InvalidRequestError, LockstepError, UnavailableError
+from runtime.errors import CapacityError, InvalidRequestError, LockstepError, UnavailableError
 from runtime.executor.base import Executor
 from runtime.grammar.matcher import CompiledGrammar
 from runtime.live_requests import LiveRequests, Sink
@@ -68,7 +68,8 @@ class Engine:
         self._mailbox = Mailbox()
         self._sequence_ids = itertools.count(1)
         self._live = LiveRequests()
-        self._structured = StructuredSequences(compiler)
+        most = scheduler.limits.queue.max_queued_requests
+        self._structured = StructuredSequences(compiler, max_compiling=most)
         self._counters = Counters()
         self._failure: LockstepError | None = None
         self._ended = threading.Event()
@@ -80,10 +81,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the engine after the step that runs, or without it if it takes too long.
-
-        Requests that live are failed, as are those that come afterwards.
-        """
+        """Ends the step that runs, or leaves it if it takes too long; fails all requests."""
         self.end(UnavailableError("the engine is stopping"))
         self._executor.close()
         self._mailbox.post(self._stop)
@@ -209,11 +207,18 @@ class Engine:
         def on_done(compiled: CompiledGrammar | LockstepError) -> None:
             self.submit(partial(self._queue, choices, compiled))
 
-        self._structured.compile(structure, on_done)
+        def is_wanted() -> bool:
+            return any(self._live.key_of(each.sequence_id) is not None for each in choices)
+
+        try:
+            self._structured.compile(structure, on_done, is_wanted)
+        except CapacityError as error:
+            self._fail(choices[0].sequence_id, error)
 
     def _queue(
         self, choices: list[Sequence], compiled: CompiledGrammar | LockstepError | None = None
     ) -> None:
+        self._structured.num_compiling -= compiled is not None
         # A choice that was aborted while the structure was made ready isn't known any more.
         live = [each for each in choices if self._live.key_of(each.sequence_id) is not None]
         if not live:

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from runtime.errors import InvalidRequestError, LockstepError
+from runtime.errors import CapacityError, InvalidRequestError, LockstepError
 from runtime.grammar.masks import masks_of
 from runtime.grammar.matcher import CompiledGrammar, Matcher
 from runtime.scheduling.output import StepOutcome
@@ -18,14 +18,20 @@ from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.token_masks import TokenMasks
 from runtime.structure import Structure
 
+# A structure takes milliseconds, or is refused within a second.
+RETRY_S = 1.0
+
 OnDone = Callable[[CompiledGrammar | LockstepError], None]
 
 
 class Compiler(Protocol):
     """Makes structures ready, on other threads than the caller's."""
 
-    def compile(self, structure: Structure, on_done: OnDone) -> None:
-        """Never blocks; `on_done` is called once, on any thread."""
+    def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
+        """Never blocks; `on_done` is called once, on any thread.
+
+        `is_wanted` is asked on another thread, before anything is done for it.
+        """
         ...
 
 
@@ -35,17 +41,32 @@ class NoCompiler:
     def __init__(self, reason: str) -> None:
         self._reason = reason
 
-    def compile(self, structure: Structure, on_done: OnDone) -> None:
+    def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
         on_done(InvalidRequestError(f"{structure.kind} isn't possible: {self._reason}"))
 
 
 class StructuredSequences:
     """For one thread. A structure that can't go on ends its own sequence alone."""
 
-    def __init__(self, compiler: Compiler) -> None:
-        self.compile = compiler.compile
+    def __init__(self, compiler: Compiler, *, max_compiling: int | None) -> None:
+        """Of `max_compiling` requests the structures may be compiled at once; None: of any."""
+        self.num_compiling = 0  # less one with each that is done, which its owner counts
+        self._compiler = compiler
+        self._max_compiling = max_compiling
         self._matchers: dict[int, Matcher] = {}  # by sequence id
         self._failed: list[tuple[int, LockstepError]] = []
+
+    def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
+        """As `Compiler.compile`. Raises CapacityError: too many requests wait for that."""
+        most = self._max_compiling
+        if most is not None and self.num_compiling >= most:
+            raise CapacityError(
+                f"{self.num_compiling} requests wait for a structure to be compiled: "
+                f"max_queued_requests={most}; try again in {RETRY_S:g} s",
+                retry_after_s=RETRY_S,
+            )
+        self.num_compiling += 1
+        self._compiler.compile(structure, on_done, is_wanted)
 
     def start(self, sequence_ids: Iterable[int], compiled: CompiledGrammar) -> None:
         for sequence_id in sequence_ids:

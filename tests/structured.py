@@ -91,8 +91,8 @@ class HeldCompiler:
         self._compiler = compiler
         self._held: SimpleQueue[tuple[Structure, OnDone]] = SimpleQueue()
 
-    def compile(self, structure: Structure, on_done: OnDone) -> None:
-        self._held.put((structure, on_done))
+    def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
+        self._held.put((structure, on_done, is_wanted))
 
     def release(self) -> None:
         """Waits for a structure, and has it compiled."""

@@ -46,7 +46,7 @@ class WaitingCompiler:
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
 
-    def compile(self, structure: object, on_done: OnDone) -> None:
+    def compile(self, structure: object, on_done: OnDone, is_wanted: object) -> None:
         outcomes: SimpleQueue = SimpleQueue()
         self._compiler.compile(structure, outcomes.put)
         on_done(outcomes.get(timeout=COMPILE_TIMEOUT_S))

@@ -5,6 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from runtime.errors import (
     CapacityError,
@@ -25,9 +26,15 @@ log = logging.getLogger(__name__)
 
 Outcome = CompiledGrammar | LockstepError
 OnDone = Callable[[Outcome], None]
+IsWanted = Callable[[], bool]
 
 CLOSE_TIMEOUT_S = 5.0
 RETRY_S = 1.0
+
+
+class _Waiter(NamedTuple):
+    on_done: OnDone
+    is_wanted: IsWanted
 
 
 class GrammarCompiler:
@@ -49,7 +56,7 @@ class GrammarCompiler:
         self._vetter = Vetter(self._limits)
         self._lock = threading.Lock()  # of the four below
         self._jobs: SimpleQueue[Structure | None] = SimpleQueue()
-        self._waiting: dict[Structure, list[OnDone]] = {}
+        self._waiting: dict[Structure, list[_Waiter]] = {}
         self._compiled: OrderedDict[Structure, CompiledGrammar] = OrderedDict()
         self._closed = False
         self._thread = threading.Thread(
@@ -60,12 +67,15 @@ class GrammarCompiler:
         )
         self._thread.start()
 
-    def compile(self, structure: Structure, on_done: OnDone) -> None:
+    def compile(
+        self, structure: Structure, on_done: OnDone, is_wanted: IsWanted = lambda: True
+    ) -> None:
         """Never blocks.
 
         `on_done` is called exactly once: with the compiled structure, or with what is wrong with
-        it, with CapacityError where too many wait, or after `close` with UnavailableError. At once
-        where the outcome is known, and else on the compiler's thread.
+        it, with CapacityError where too many others wait, or with UnavailableError after `close`
+        and where nobody wants it any more. At once where the outcome is known, and else on the
+        compiler's thread, which asks `is_wanted` before it begins.
         """
         outcome: Outcome | None
         with self._lock:
@@ -73,18 +83,8 @@ class GrammarCompiler:
                 outcome = UnavailableError("the engine is stopping")
             else:
                 outcome = self._find(structure)
-                num_waiting = sum(map(len, self._waiting.values()))
-                if outcome is None and num_waiting >= self._limits.max_pending:
-                    outcome = CapacityError(
-                        f"{num_waiting} requests wait for structures to be compiled: "
-                        f"max_pending={self._limits.max_pending}; try again in {RETRY_S:g} s",
-                        retry_after_s=RETRY_S,
-                    )
                 if outcome is None:
-                    waiting = self._waiting.setdefault(structure, [])
-                    waiting.append(on_done)
-                    if len(waiting) == 1:
-                        self._jobs.put(structure)
+                    outcome = self._enqueue(structure, _Waiter(on_done, is_wanted))
         if outcome is not None:
             on_done(outcome)
 
@@ -96,8 +96,8 @@ class GrammarCompiler:
             self._compiled.clear()
         self._vetter.cancel()
         self._jobs.put(None)
-        for on_done in (on_done for some in waiting.values() for on_done in some):
-            on_done(UnavailableError("the engine is stopping"))
+        for waiter in (waiter for some in waiting.values() for waiter in some):
+            waiter.on_done(UnavailableError("the engine is stopping"))
         # A compilation under way ends by its own limits.
         self._thread.join(CLOSE_TIMEOUT_S)
 
@@ -107,6 +107,21 @@ class GrammarCompiler:
             return None
         self._compiled.move_to_end(structure)
         return found
+
+    def _enqueue(self, structure: Structure, waiter: _Waiter) -> CapacityError | None:
+        waiting = self._waiting.get(structure)
+        if waiting is not None:
+            waiting.append(waiter)
+            return None
+        if len(self._waiting) >= self._limits.max_pending:
+            return CapacityError(
+                f"{len(self._waiting)} structures wait to be compiled: "
+                f"max_pending={self._limits.max_pending}; try again in {RETRY_S:g} s",
+                retry_after_s=RETRY_S,
+            )
+        self._waiting[structure] = [waiter]
+        self._jobs.put(structure)
+        return None
 
     def _run(self, model_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         tokenizer: GrammarTokenizer | str
@@ -120,7 +135,8 @@ class GrammarCompiler:
             tokenizer = str(error)  # told to each request that asks for a structure
         try:
             while (structure := self._jobs.get()) is not None:
-                self._finish(structure, self._outcome(tokenizer, structure))
+                if self._is_wanted(structure):
+                    self._finish(structure, self._outcome(tokenizer, structure))
         finally:
             self._vetter.close()
 
@@ -139,9 +155,28 @@ class GrammarCompiler:
         source = write_source(structure, max_bytes=self._limits.max_source_bytes)
         try:
             self._vetter.vet(source, structure.kind)
-            return CompiledGrammar(tokenizer, structure.kind, source)
+            grammar = CompiledGrammar(tokenizer, structure.kind, source)
+            grammar.check_first_mask()
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{structure.kind} is refused: {error}") from error
+        return grammar
+
+    def _is_wanted(self, structure: Structure) -> bool:
+        """Whether anybody still waits for it; those who don't want it are answered."""
+        with self._lock:
+            asked = self._waiting.get(structure, [])[:]
+        if any(waiter.is_wanted() for waiter in asked):
+            return True
+        with self._lock:
+            # More may have come since, or `close` has answered them all.
+            waiting = self._waiting.pop(structure, None)
+            dropped = [] if waiting is None else asked
+            more = [] if waiting is None else waiting[len(asked) :]
+            if more:
+                self._waiting[structure] = more
+        for waiter in dropped:
+            waiter.on_done(UnavailableError(f"{structure.kind}: nobody waits for it any more"))
+        return bool(more)
 
     def _finish(self, structure: Structure, outcome: Outcome) -> None:
         with self._lock:
@@ -151,5 +186,5 @@ class GrammarCompiler:
                 if len(self._compiled) > self._limits.max_cached:
                     self._compiled.popitem(last=False)
             waiting = self._waiting.pop(structure, [])
-        for on_done in waiting:
-            on_done(outcome)
+        for waiter in waiting:
+            waiter.on_done(outcome)

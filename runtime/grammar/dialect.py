@@ -10,8 +10,9 @@ A grammar is a list of definitions, the one called `start` being the whole outpu
 
 A lowercase name is a rule, and may be recursive. An uppercase name is a terminal: one regular
 expression, of other terminals too, and not recursive. "text" and "text"i (any case), /regex/ in
-the syntax of Rust's regex crate, without look-around, back references and lazy `?`. `a b`, `a | b`,
-`( )`, `[a]` or `a?`, `a*`, `a+`, `a{2,5}` or `a~2..5`, in terminals also `a & b` and `~a` (not).
+the syntax of Rust's regex crate, without look-around, back references and lazy `?`; a slash in it
+is written `\/`, in a class too. `a b`, `a | b`, `( )`, `[a]` or `a?`, `a*`, `a+`, `a{2,5}` or
+`a~2..5`, in terminals also `a & b` and `~a` (not).
 `name[lazy]:` matches as little as possible. `%ignore` allows a terminal between others,
 `%import common.INT` takes Lark's common terminals. Comments begin with `//` or `#`.
 
@@ -25,16 +26,18 @@ import re
 
 from runtime.errors import InvalidRequestError
 
-# In this order: what stands in a string, an expression or a comment is text.
+# In this order: what stands in a string, an expression or a comment is text. Where each of them
+# begins and ends is what llguidance makes of it, or else it refuses the grammar; an expression ends
+# at the first slash without a backslash, and may go over lines.
 _TOKEN = re.compile(
     r"""
-      (?P<text> "(?:\\.|[^"\\\n])*"i? | /(?![/*])(?:\\.|\[(?:\\.|[^\]\\\n])*\]|[^/\\\n])+/[imslux]*
+      (?P<text> "(?:\\.|[^"\\\n])*"i? | /(?:\\.|[^/\\])+/[imslux]*
               | (?://|\#)[^\n]* )
     | (?P<gbnf> ::= )
     | (?P<directive> %[A-Za-z_]+ )
     | (?P<special> <[^\s>]*> )
     | (?P<reference> @[A-Za-z0-9_]* )
-    | (?P<option> [A-Za-z_]+[ \t]*= )
+    | (?P<option> (?:[A-Za-z_]+[ \t]*)?= )
     """,
     re.VERBOSE,
 )

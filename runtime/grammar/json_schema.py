@@ -2,13 +2,19 @@
 
 llguidance refuses what it knows and hasn't built (`not`, `if`, `uniqueItems`, ...), but reads over
 what it doesn't know. A misspelled `maxLenght` would constrain nothing, so it is refused here.
+
+`$ref` is `#`, or points from there to a place that is a schema too, such as `#/$defs/name`.
 """
 
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from runtime.errors import InvalidRequestError
+from runtime.grammar.json_strings import check_value, writable_pattern
+
+Place = tuple[str, ...]  # the keys on the way from the root
 
 _ONE_SCHEMA = frozenset({"items", "additionalProperties"})
 _LIST_OF_SCHEMAS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
@@ -80,7 +86,10 @@ _KNOWN = _ONE_SCHEMA | _LIST_OF_SCHEMAS | _NAMED_SCHEMAS | _VALUES | _NOTES | _L
 
 
 def read_json_schema(text: str) -> dict[str, Any]:
-    """The schema as an object. Raises InvalidRequestError: no JSON schema, or not one we honour."""
+    """The schema as an object, with its patterns written anew.
+
+    Raises InvalidRequestError: no JSON schema, or not one we honour.
+    """
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -89,27 +98,68 @@ def read_json_schema(text: str) -> dict[str, Any]:
         raise InvalidRequestError(
             f"json_schema={json.dumps(schema)[:40]} must be an object, such as {{}} for any value"
         )
-    for path, part in _walk(schema):
-        _check(path, part)
+    parts = dict(_walk(schema))
+    for place, part in parts.items():
+        if isinstance(part, dict):  # else true, false, or what llguidance will refuse
+            path = "/".join(("#", *place))
+            _check(path, part)
+            _check_reference(path, part, parts)
+            _settle_strings(path, part)
     return schema
 
 
-def _walk(root: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _walk(root: Any) -> Iterator[tuple[Place, Any]]:
     """Every schema in `root` with its place; with a stack, since it may be deep."""
-    stack: list[tuple[str, Any]] = [("#", root)]
+    stack: list[tuple[Place, Any]] = [((), root)]
     while stack:
-        path, schema = stack.pop()
-        if not isinstance(schema, dict):
-            continue  # true, false, or what llguidance will refuse
-        yield path, schema
-        for key, value in schema.items():
-            place = f"{path}/{key}"
+        place, schema = stack.pop()
+        yield place, schema
+        for key, value in schema.items() if isinstance(schema, dict) else ():
+            here = (*place, key)
             if key in _ONE_SCHEMA:
-                stack.append((place, value))
+                stack.append((here, value))
             elif key in _LIST_OF_SCHEMAS and isinstance(value, list):
-                stack.extend((f"{place}/{index}", part) for index, part in enumerate(value))
+                stack.extend(((*here, str(index)), part) for index, part in enumerate(value))
             elif key in _NAMED_SCHEMAS and isinstance(value, dict):
-                stack.extend((f"{place}/{name}", part) for name, part in value.items())
+                stack.extend(((*here, name), part) for name, part in value.items())
+
+
+def _check_reference(path: str, schema: dict[str, Any], parts: dict[Place, Any]) -> None:
+    """What it points to must be among the checked parts."""
+    if "$id" in schema and path != "#":
+        raise InvalidRequestError(f"json_schema, {path}: $id isn't supported but at the root")
+    if "$ref" in schema and _target(schema["$ref"]) not in parts:
+        raise InvalidRequestError(
+            f"json_schema, {path}: $ref={str(schema['$ref'])[:80]!r} must be # or point from there "
+            f"to a schema, as #/$defs/name does"
+        )
+
+
+def _target(reference: Any) -> Place | None:
+    """Of a JSON pointer in a fragment; None where it is something else."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    root, *steps = unquote(reference[1:]).split("/")
+    return None if root else tuple(s.replace("~1", "/").replace("~0", "~") for s in steps)
+
+
+def _settle_strings(path: str, schema: dict[str, Any]) -> None:
+    """Patterns only match, and constants and names only have, what strings can have."""
+    names = [schema.get("required"), [*_dict(schema, "properties")]]
+    try:
+        check_value([schema.get("const"), schema.get("enum"), *names])
+        if isinstance(schema.get("pattern"), str):
+            schema["pattern"] = writable_pattern(schema["pattern"])
+        if patterns := _dict(schema, "patternProperties"):
+            schema["patternProperties"] = {writable_pattern(p): patterns[p] for p in patterns}
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"json_schema, {path}: {error}") from error
+
+
+def _dict(schema: dict[str, Any], key: str) -> dict[str, Any]:
+    """Empty where llguidance will refuse what is there."""
+    value = schema.get(key)
+    return value if isinstance(value, dict) else {}
 
 
 def _check(path: str, schema: dict[str, Any]) -> None:

@@ -12,8 +12,7 @@ from runtime.structure import StructureKind
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-# How long compiling again, and taking the tokens again, may hold the engine's thread.
-MAX_AGAIN_S = 0.02
+MAX_SETS = 3  # of states that one sequence may stand in; the last is its own
 # What a sequence leaves behind for those that share its states. The last is how the others look
 # where a token is taken; a token that isn't allowed looks the same.
 _SHARED_CAUSES = ("too many states", "too many expressions", "fails parse")
@@ -23,19 +22,29 @@ class CompiledGrammar:
     """A structure that was compiled; its matchers share what they learn of it.
 
     What they learn are states of its terminals, of which there is a limit. Once one sequence runs
-    into it, or into the limit of a step, the library lets none of the others go on. Each of them
-    then gets a copy of its own, and the grammar is worn: compile it anew for the next request.
+    into it, or into the limit of a step, the library lets none of the others go on. The grammar is
+    then worn: compile it anew for the next request. Those that stand in it go on with a second set
+    of states, and once that is used up with one of their own each, as many as the time for it in a
+    step suffices for. The rest end with the error.
     """
 
     def __init__(self, tokenizer: GrammarTokenizer, kind: StructureKind, source: str) -> None:
         """Raises InvalidRequestError: as GrammarTokenizer.compile."""
-        started = time.perf_counter()
+        started_s = time.thread_time()
         self.tokenizer = tokenizer
         self.kind = kind
         self.worn = False
         self._source = source
         self._start = tokenizer.compile(source, kind)
-        self._is_quick = time.perf_counter() - started <= MAX_AGAIN_S
+        self._second: LLMatcher | None = None
+        self._compile_s = time.thread_time() - started_s
+
+    def check_first_mask(self) -> None:
+        """Raises InvalidRequestError: it takes more than the limits of a step allow."""
+        state = self.start()
+        state.compute_bitmask()
+        if state.is_error():
+            raise InvalidRequestError(shorten(state.get_error()))
 
     def matcher(self) -> "Matcher":
         """At the start of the output; takes microseconds."""
@@ -44,9 +53,27 @@ class CompiledGrammar:
     def start(self) -> "LLMatcher":
         return self._start.deep_copy()
 
-    def start_alone(self) -> "LLMatcher | None":
-        """As `start`, sharing nothing; None where it would take too long."""
-        return self.tokenizer.compile(self._source, self.kind) if self._is_quick else None
+    def start_again(self, token_ids: Sequence[int], *, alone: bool) -> "LLMatcher | None":
+        """A state after these tokens in the second set of states, or in one of its own.
+
+        None where the tokens aren't allowed, or it takes more than is left of the step's time.
+        """
+        remaking = self.tokenizer.remaking
+        must_compile = alone or self._second is None
+        if not remaking.suffices_for(self._compile_s if must_compile else 0):
+            return None
+        with remaking:
+            state = self._compile_again() if alone else self._start_second()
+            took_all = all(state.consume_token(i) and remaking.suffices_for(0) for i in token_ids)
+        return state if took_all else None
+
+    def _start_second(self) -> "LLMatcher":
+        if self._second is None:
+            self._second = self._compile_again()
+        return self._second.deep_copy()
+
+    def _compile_again(self) -> "LLMatcher":
+        return self.tokenizer.compile(self._source, self.kind)
 
 
 class Matcher:
@@ -60,7 +87,7 @@ class Matcher:
         self.error: InvalidRequestError | None = None
         self._grammar = grammar
         self._state = grammar.start()
-        self._is_alone = False
+        self._num_sets = 1  # of states, that it has stood in
         self._token_ids: list[int] = []
 
     @property
@@ -103,7 +130,7 @@ class Matcher:
     def fork(self) -> "Matcher":
         """A matcher that stands where this one does."""
         other = Matcher(self._grammar)
-        other.error, other._is_alone = self.error, self._is_alone
+        other.error, other._num_sets = self.error, self._num_sets
         other._state = self._state.deep_copy()
         other._token_ids = self._token_ids.copy()
         return other
@@ -114,19 +141,16 @@ class Matcher:
         The tokens are those that it came at, after what was taken before.
         """
         cause = self._state.get_error()
-        if not self._is_alone and any(part in cause for part in _SHARED_CAUSES):
+        if any(part in cause for part in _SHARED_CAUSES) and self._num_sets < MAX_SETS:
+            self._grammar.worn = True
             tokens = [*self._token_ids, *token_ids]
-            again = self._grammar.start_alone()
-            if again is not None and _take_quickly(again, tokens):
-                self._state, self._token_ids, self._is_alone = again, tokens, True
-                self._grammar.worn = True
-                return True
+            # The second set may be used up as well, or be once it has taken the tokens.
+            for num_sets in range(self._num_sets + 1, MAX_SETS + 1):
+                again = self._grammar.start_again(tokens, alone=num_sets == MAX_SETS)
+                if again is not None:
+                    self._state, self._token_ids, self._num_sets = again, tokens, num_sets
+                    return True
         self.error = InvalidRequestError(
             f"{self._grammar.kind}: after {len(self._token_ids)} tokens: {shorten(cause)}"
         )
         return False
-
-
-def _take_quickly(state: "LLMatcher", token_ids: Sequence[int]) -> bool:
-    deadline = time.perf_counter() + MAX_AGAIN_S
-    return all(state.consume_token(i) and time.perf_counter() < deadline for i in token_ids)

@@ -2,7 +2,7 @@ r"""From a structure to the grammar text that llguidance compiles.
 
 JSON comes without white space, but for one optional space after each comma and colon: as JSON
 libraries write it by default, compact or not, and without room for a model to write spaces for
-ever. Properties come in the schema's order.
+ever. Properties come in the schema's order, and strings without \u escapes.
 
 A regular expression matches the whole output, in the syntax of Rust's regex crate, without
 look-around, back references, anchors inside and `\b`. `\d`, `\w` and `\s` are Unicode's; in the
@@ -14,6 +14,7 @@ import json
 from runtime.errors import InvalidRequestError
 from runtime.grammar.dialect import check_dialect
 from runtime.grammar.json_schema import read_json_schema
+from runtime.grammar.json_strings import ALLOWED_ESCAPES
 from runtime.structure import Structure
 
 # Without it, where the text is forced, a mask allows one way to cut it into tokens and no other.
@@ -23,6 +24,7 @@ _JSON_OPTIONS = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
+    "json_allowed_escapes": ALLOWED_ESCAPES,
 }
 
 

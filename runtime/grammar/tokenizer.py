@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from runtime.errors import InvalidRequestError
 from runtime.grammar.limits import GrammarLimits, parser_limits
 from runtime.grammar.message import shorten
+from runtime.grammar.remaking import RemakingTime
 from runtime.grammar.vocabulary import Vocabulary
 from runtime.structure import StructureKind
 
@@ -33,7 +34,7 @@ class _Words:
 
 
 class GrammarTokenizer:
-    """Immutable; `vocab_size` is the model's, `tokenizer` may have one id more."""
+    """`vocab_size` is the model's, `tokenizer` may have one id more. Only `remaking` changes."""
 
     def __init__(
         self, vocabulary: Vocabulary, *, eos_token_ids: Sequence[int], limits: GrammarLimits
@@ -52,6 +53,7 @@ class GrammarTokenizer:
         self.tokenizer: LLTokenizer = LLTokenizer(words, eos_token=eos)  # type: ignore[arg-type]
         threads = min(MAX_MASK_THREADS, max(1, (os.cpu_count() or 1) - 1))
         self.executor: LLExecutor = LLExecutor(threads)
+        self.remaking = RemakingTime(limits.remaking_s)
         self._limits = limits
 
     def compile(self, source: str, kind: StructureKind) -> "LLMatcher":

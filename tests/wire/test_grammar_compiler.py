@@ -1,41 +1,34 @@
-"""Compiling off the caller's thread: once, within limits, and never silently less."""
+"""Compiling within limits, and never silently less."""
 
 import json
-import random
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 
 import pytest
 
-from runtime.errors import InvalidRequestError, UnavailableError
-from runtime.grammar.compiler import GrammarCompiler, Outcome
+from runtime.errors import InvalidRequestError
+from runtime.grammar.compiler import GrammarCompiler
 from runtime.grammar.limits import GrammarLimits
 from runtime.grammar.masks import masks_of
-from runtime.grammar.matcher import CompiledGrammar, Matcher
+from runtime.grammar.matcher import CompiledGrammar
 from runtime.grammar.source import write_source
 from runtime.grammar.vetter import Vetter
 from runtime.structure import Structure, StructureKind
 from tests.frontend import make_byte_fallback_tokenizer
+from tests.grammar_compilers import (
+    byte_ids,
+    compile_one,
+    make_compiler,
+    refusal,
+    write_tokenizer,
+)
 
 pytestmark = pytest.mark.wire
-
-VOCAB_SIZE = 600
-TIMEOUT_S = 30
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    make_byte_fallback_tokenizer(["some words"]).save(str(folder / "tokenizer.json"))
-    return folder
-
-
-def make_compiler(folder: Path, **limits: float) -> GrammarCompiler:
-    return GrammarCompiler(
-        str(folder), vocab_size=VOCAB_SIZE, eos_token_ids=[1], limits=GrammarLimits(**limits)
-    )
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +36,6 @@ def compiler(folder: Path) -> Iterator[GrammarCompiler]:
     compiler = make_compiler(folder)
     yield compiler
     compiler.close()
-
-
-def compile_one(compiler: GrammarCompiler, kind: StructureKind, text: str) -> Outcome:
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    compiler.compile(Structure(kind=kind, text=text), outcomes.put)
-    return outcomes.get(timeout=TIMEOUT_S)
-
-
-def refusal(compiler: GrammarCompiler, kind: StructureKind, text: str) -> str:
-    outcome = compile_one(compiler, kind, text)
-    assert isinstance(outcome, InvalidRequestError)
-    assert str(outcome).startswith(kind)
-    assert len(str(outcome)) < 500
-    return str(outcome)
 
 
 def still_works(compiler: GrammarCompiler) -> bool:
@@ -98,7 +77,7 @@ EXPLODING: list[tuple[StructureKind, str, str]] = [
     ("grammar", "start: " + "(" * 30_000 + '"a"' + ")" * 30_000, "too deeply nested"),
     ("grammar", chain(4000, "R{0}: R{1}"), "nests too deep for a stack of 1048576 bytes"),
     ("grammar", chain(3000, 'R{0}: R{1} "x"'), "nests too deep for a stack"),
-    ("grammar", 'start: ((("a" | "b"){1,1000}){1,1000}){1,1000}', "max is 300"),
+    ("grammar", 'start: ((("a" | "b"){1,1000}){1,1000}){1,1000}', "max is 150"),
     ("grammar", chain(60, "R{0}: R{1} R{1}"), "limit for this grammar: 1000000"),
     ("grammar", "start: T\nT: " + " & ".join(f"/.*{i}.*{i + 1}/" for i in range(30)), "fuel"),
     ("choices", json.dumps(["x" * 100] * 700), "at most 65536"),
@@ -110,20 +89,6 @@ def test_what_explodes_is_refused_by_its_limit(compiler, kind, text, limit):
     message = refusal(compiler, kind, text)
     assert any(part in message for part in limit.split("|")), message
     assert still_works(compiler)
-
-
-def walk(matcher: Matcher, token_ids: list[int]) -> str:
-    for token_id in token_ids:
-        masks_of([matcher])
-        matcher.advance(token_id)
-    masks_of([matcher])
-    return str(matcher.error)
-
-
-def byte_ids(grammar: CompiledGrammar, text: str) -> list[int]:
-    tokenizer = grammar.tokenizer.tokenizer
-    single = {tokenizer.decode_bytes([i]): i for i in range(VOCAB_SIZE)}
-    return [single[bytes([byte])] for byte in text.encode()]
 
 
 @pytest.mark.parametrize(
@@ -171,6 +136,19 @@ def test_what_explodes_while_decoding_ends_alone(compiler, kind, text, output):
         ("json_schema", '{"$ref": "https://example.com/a.json"}', "https://example.com/a.json"),
         ("json_schema", '{"$ref": "file:///etc/hosts"}', "file:///etc/hosts"),
         ("json_schema", '{"$ref": "#/$defs/none"}', "none"),
+        ("json_schema", '{"$ref": "#/examples/0", "examples": [{"maxLenght": 2}]}', "#/examples/0"),
+        ("json_schema", '{"$ref": "#/default", "default": {"maxLenght": 2}}', "#/default"),
+        ("json_schema", '{"$ref": "#/%64efault", "default": {"maxLenght": 2}}', "#/%64efault"),
+        ("json_schema", '{"$ref": "#/anyOf", "anyOf": [{"type": "null"}]}', "#/anyOf"),
+        ("json_schema", '{"$ref": "#name", "$defs": {"a": {"$anchor": "name"}}}', "#name"),
+        ("json_schema", '{"$ref": 3}', "$ref='3'"),
+        ("json_schema", '{"$defs": {"a": {"$id": "b", "$ref": "#"}}}', "#/$defs/a: $id"),
+        ("json_schema", '{"const": "a\\u0001b"}', "has a control character"),
+        ("json_schema", '{"enum": ["a", {"b": ["\\u007f"]}]}', "has a control character"),
+        ("json_schema", '{"properties": {"a\\u001fb": {}}}', "has a control character"),
+        ("json_schema", '{"required": ["a\\u007fb"]}', "has a control character"),
+        ("json_schema", r'{"type": "string", "pattern": "^a\\x01$"}', "Unsatisfiable"),
+        ("json_schema", '{"items": {"pattern": "[a--z]"}}', "#/items: pattern: '[a--z]' has one"),
         ("json_schema", '{"pattern": "a(?=b)"}', "look-ahead"),
         ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 2}', "minimum"),
         ("json_schema", '{"oneOf": [{"minimum": 1}, {"minimum": 2}]}', "oneOf"),
@@ -184,6 +162,8 @@ def test_what_explodes_while_decoding_ends_alone(compiler, kind, text, output):
         ("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}', "'%json'"),
         ("grammar", "start: <[0-600]>", "<[0-600]>"),
         ("grammar", 'start: "a" <eos>', "<eos>"),
+        ("grammar", "start: /(?x)a #[/ <[105]> /]/", "<[105]>"),
+        ("grammar", 'start: /a[/]b/ "c"', "lexer error"),
         ("grammar", "start: @other", "@other"),
         ("grammar", 'start: a\na[stop="x"]: /.*/', "stop="),
         ("grammar", "start: a\na[max_tokens=3]: /.*/", "max_tokens="),
@@ -207,55 +187,6 @@ def test_a_helper_that_ended_meanwhile_is_replaced():
     vetter._process.wait()
     vetter.vet(source, "regex")
     vetter.close()
-
-
-def test_equal_structures_are_compiled_once(compiler, monkeypatch):
-    compiled: list[str] = []
-    init = CompiledGrammar.__init__
-
-    def count(self: CompiledGrammar, *args: object) -> None:
-        compiled.append(str(args))
-        init(self, *args)
-
-    monkeypatch.setattr(CompiledGrammar, "__init__", count)
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    for _ in range(3):
-        compiler.compile(Structure(kind="regex", text="once[a-z]"), outcomes.put)
-    first, *others = [outcomes.get(timeout=TIMEOUT_S) for _ in range(3)]
-    caller: list[threading.Thread] = []
-    compiler.compile(
-        Structure(kind="regex", text="once[a-z]"),
-        lambda outcome: caller.append(threading.current_thread()) or outcomes.put(outcome),
-    )
-    assert caller == [threading.current_thread()], "cached ones are answered at once"
-    assert {outcomes.get(), *others} == {first}
-    assert len(compiled) == 1
-
-
-def test_the_cache_forgets_the_longest_unused(folder):
-    compiler = make_compiler(folder, max_cached=2)
-    first, second = (compile_one(compiler, "regex", text) for text in "ab")
-    assert compile_one(compiler, "regex", "a") is first
-    compile_one(compiler, "regex", "c")
-    assert compile_one(compiler, "regex", "a") is first
-    assert compile_one(compiler, "regex", "b") is not second
-    compiler.close()
-
-
-def test_one_sequence_does_not_use_up_the_states_of_another(folder):
-    """Random texts make new states of this one for ever; each alone stays within the limit."""
-    compiler = make_compiler(folder, max_lexer_states=1500)
-    text = r"(.|\n)*a(.|\n){40}"
-    grammar = compile_one(compiler, "regex", text)
-    draw = random.Random(5)
-    a, b = byte_ids(grammar, "ab")
-    for _ in range(30):
-        assert walk(grammar.matcher(), draw.choices([a, b], k=60)) == "None"
-    assert grammar.worn
-    again = compile_one(compiler, "regex", text)
-    assert again is not grammar
-    assert not again.worn
-    compiler.close()
 
 
 def test_a_slow_one_is_refused_by_time(folder):
@@ -293,29 +224,3 @@ def test_a_tokenizer_whose_bytes_can_not_be_told_is_refused(tmp_path):
     compiler = make_compiler(tmp_path)
     assert "WordPiece" in refusal(compiler, "regex", "a")
     compiler.close()
-
-
-def test_closing_answers_all_that_wait_once(folder):
-    compiler = make_compiler(folder)
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
-    held, release = threading.Event(), threading.Event()
-
-    def hold(outcome: Outcome) -> None:
-        outcomes.put(outcome)
-        held.set()
-        release.wait(TIMEOUT_S)
-
-    compiler.compile(Structure(kind="regex", text="first"), hold)
-    assert held.wait(TIMEOUT_S)
-    for index in range(3):  # behind the one that holds the thread
-        compiler.compile(Structure(kind="regex", text=f"x{index}"), outcomes.put)
-    closing = threading.Thread(target=compiler.close)
-    closing.start()
-    answers = [outcomes.get(timeout=TIMEOUT_S) for _ in range(4)]
-    release.set()
-    closing.join(TIMEOUT_S)
-    compiler.close()
-    assert isinstance(answers[0], CompiledGrammar)
-    assert all(isinstance(answer, UnavailableError) for answer in answers[1:])
-    assert outcomes.empty()
-    assert isinstance(compile_one(compiler, "regex", "late"), UnavailableError)

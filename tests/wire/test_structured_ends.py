@@ -55,18 +55,18 @@ def test_a_refused_structure_hurts_no_other(compiler: GrammarCompiler) -> None:
 
 
 def test_a_full_queue_and_a_late_client_are_told_once_it_is_compiled(held: HeldCompiler) -> None:
-    queue = QueueLimits(max_queued_requests=1)
+    queue = QueueLimits(max_queued_requests=2)
     with Running(held, queue=queue, max_num_seqs=1, num_blocks=1024) as running:
         client = running.client
         client.add(1, regex="a{3}", n=3)
         client.add(2, regex="b{3}", timeout_s=0.0)
-        client.add(3, max_tokens=1900, ignore_eos=True)
-        client.add(4, max_tokens=1900, ignore_eos=True)
+        for request_id in (3, 4, 5):  # one runs and two wait
+            client.add(request_id, max_tokens=1900, ignore_eos=True)
         held.release()
         client.wait()
         assert isinstance(client.failures[1], CapacityError)
-        client.connection.abort(3)
-        client.connection.abort(4)
+        for request_id in (3, 4, 5):
+            client.connection.abort(request_id)
         held.release()
         client.wait()
         assert isinstance(client.failures[2], DeadlineError)
