@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from transformers.generation import logits_process as theirs
 
+from benchmarks.sampler.cases import COLUMNS
 from workers.batch import (
     BadWords,
     MaskKind,
@@ -18,19 +19,6 @@ from workers.batch import (
 from workers.sampling.sampler import Sampler, Samples
 
 NEVER = float("-inf")
-COLUMNS = {
-    "temperature": (1.0, torch.float32),
-    "top_k": (0, torch.int32),
-    "top_p": (1.0, torch.float32),
-    "min_p": (0.0, torch.float32),
-    "seed": (0, torch.int64),
-    "min_length": (0, torch.int32),
-    "presence_penalty": (0.0, torch.float32),
-    "frequency_penalty": (0.0, torch.float32),
-    "repetition_penalty": (1.0, torch.float32),
-    "num_logprobs": (-1, torch.int32),
-}
-
 Mask = tuple[MaskKind, Sequence[int]]  # token ids; of BITS the allowed ones
 
 
