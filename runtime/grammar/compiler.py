@@ -124,21 +124,26 @@ class GrammarCompiler:
         return None
 
     def _run(self, model_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
-        tokenizer: GrammarTokenizer | str
-        try:
-            vocabulary = Vocabulary.read(model_path, vocab_size=vocab_size)
-            tokenizer = GrammarTokenizer(
-                vocabulary, eos_token_ids=eos_token_ids, limits=self._limits
-            )
-            del vocabulary
-        except ConfigError as error:
-            tokenizer = str(error)  # told to each request that asks for a structure
+        tokenizer = self._read_tokenizer(model_path, vocab_size, eos_token_ids)
         try:
             while (structure := self._jobs.get()) is not None:
                 if self._is_wanted(structure):
                     self._finish(structure, self._outcome(tokenizer, structure))
         finally:
             self._vetter.close()
+
+    def _read_tokenizer(
+        self, model_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> GrammarTokenizer | str:
+        """The model's, or what to tell each request that asks for a structure."""
+        try:
+            vocabulary = Vocabulary.read(model_path, vocab_size=vocab_size)
+            return GrammarTokenizer(vocabulary, eos_token_ids=eos_token_ids, limits=self._limits)
+        except ConfigError as error:
+            return str(error)
+        except Exception as error:  # the edge of the thread: who waits for it must be answered
+            log.exception("the model's tokenizer can't be used for structures")
+            return f"the model's tokenizer can't be used: {type(error).__name__}"
 
     def _outcome(self, tokenizer: GrammarTokenizer | str, structure: Structure) -> Outcome:
         if isinstance(tokenizer, str):

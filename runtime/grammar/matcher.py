@@ -127,14 +127,6 @@ class Matcher:
         for token_id in token_ids:
             self.advance(token_id)
 
-    def fork(self) -> "Matcher":
-        """A matcher that stands where this one does."""
-        other = Matcher(self._grammar)
-        other.error, other._num_sets = self.error, self._num_sets
-        other._state = self._state.deep_copy()
-        other._token_ids = self._token_ids.copy()
-        return other
-
     def settle(self, token_ids: Sequence[int] = ()) -> bool:
         """After an error of `state`: whether it was another sequence's doing and is mended.
 

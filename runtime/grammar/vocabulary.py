@@ -26,7 +26,8 @@ class Vocabulary:
         try:
             return cls.of(json.loads(path.read_bytes()), vocab_size=vocab_size)
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is no tokenizer: {error!r}") from error
+            # Clients read it, who needn't know where the file is.
+            raise ConfigError(f"the model's tokenizer.json is no tokenizer: {error!r}") from error
 
     @classmethod
     def of(cls, tokenizer: dict[str, Any], *, vocab_size: int) -> "Vocabulary":

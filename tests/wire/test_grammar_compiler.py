@@ -13,6 +13,7 @@ from runtime.grammar.masks import masks_of
 from runtime.grammar.matcher import CompiledGrammar
 from runtime.grammar.source import write_source
 from runtime.grammar.vetter import Vetter
+from runtime.grammar.vocabulary import Vocabulary
 from runtime.structure import Structure, StructureKind
 from tests.frontend import make_byte_fallback_tokenizer
 from tests.grammar_compilers import (
@@ -214,6 +215,29 @@ def test_a_big_one_is_refused_by_memory(folder):
 def test_a_model_without_a_tokenizer_refuses_by_name(tmp_path, kind):
     compiler = make_compiler(tmp_path)
     assert "the model has no tokenizer.json" in refusal(compiler, kind, "{}")
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [b"{", b"[]", b'{"model": 3}', b'{"decoder": null, "model": {"vocab": {"a": -700}}}'],
+)
+def test_a_tokenizer_file_of_any_contents_leaves_nobody_waiting(tmp_path, contents):
+    (tmp_path / "tokenizer.json").write_bytes(contents)
+    compiler = make_compiler(tmp_path)
+    message = refusal(compiler, "regex", "a")
+    assert "tokenizer" in message
+    assert str(tmp_path) not in message
+    compiler.close()
+
+
+def test_a_bug_in_reading_the_tokenizer_is_told_to_who_waits(folder, monkeypatch):
+    def read(*_, **__):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Vocabulary, "read", read)
+    compiler = make_compiler(folder)
+    assert "can't be used: ZeroDivisionError" in refusal(compiler, "regex", "a")
     compiler.close()
 
 
