@@ -141,12 +141,13 @@ def _read(reader: Any, source: StoredTensor, shard: Shard | None) -> torch.Tenso
     if shard is None:
         whole: torch.Tensor = reader.get_tensor(source.name)
         return whole.clone()
-    cut = (slice(None),) * shard.dim + (slice(shard.start, shard.stop),)
-    part: torch.Tensor = reader.get_slice(source.name)[cut]
-    shape = list(part.shape)
+    stored = reader.get_slice(source.name)
+    before = (slice(None),) * shard.dim
+    parts = [stored[(*before, slice(start, stop))] for start, stop in shard.ranges]
+    shape = list(source.shape)
     shape[shard.dim] = shard.size
-    padded = part.new_zeros(shape)
-    padded.narrow(shard.dim, 0, part.shape[shard.dim]).copy_(part)
+    padded: torch.Tensor = parts[0].new_zeros(shape)
+    torch.cat(parts, shard.dim, out=padded.narrow(shard.dim, 0, shard.stored))
     return padded
 
 
@@ -202,7 +203,7 @@ def _rename(
 def _bytes_to_read(source: StoredTensor, shard: Shard | None) -> int:
     shape = list(source.shape)
     if shard is not None:
-        shape[shard.dim] = shard.stop - shard.start
+        shape[shard.dim] = shard.stored
     return math.prod(shape) * source.item_bytes
 
 

@@ -45,12 +45,16 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """The part [start, stop) of dimension `dim` that a rank holds, zero-padded to `size`."""
+    """The parts [start, stop) of dimension `dim` that a rank holds, zero-padded to `size`."""
 
     dim: int
-    start: int
-    stop: int
+    ranges: tuple[tuple[int, int], ...]
     size: int
+
+    @property
+    def stored(self) -> int:
+        """Length of the parts together: what is read."""
+        return sum(stop - start for start, stop in self.ranges)
 
 
 class TensorParallel:
@@ -83,13 +87,13 @@ class TensorParallel:
     def even_shard(self, dim: int, size: int) -> Shard:
         """The part of a dimension that divides by the number of ranks."""
         part = size // self.size
-        return Shard(dim=dim, start=self.rank * part, stop=(self.rank + 1) * part, size=part)
+        return Shard(dim=dim, ranges=((self.rank * part, (self.rank + 1) * part),), size=part)
 
     def padded_shard(self, dim: int, size: int) -> Shard:
         """The part of a dimension that is padded until it divides."""
         part = -(-size // self.size)
         start = min(self.rank * part, size)
-        return Shard(dim=dim, start=start, stop=min(start + part, size), size=part)
+        return Shard(dim=dim, ranges=((start, min(start + part, size)),), size=part)
 
     def close(self) -> None:
         """Leaves the group. May be called twice."""

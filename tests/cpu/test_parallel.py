@@ -95,8 +95,8 @@ def test_shards_cover_a_dimension_once():
     even = [rank.even_shard(1, 12) for rank in ranks]
     padded = [rank.padded_shard(0, 5) for rank in ranks]
 
-    assert even == [Shard(dim=1, start=3 * r, stop=3 * r + 3, size=3) for r in range(4)]
-    assert [(s.start, s.stop, s.size) for s in padded] == [
+    assert even == [Shard(dim=1, ranges=((3 * r, 3 * r + 3),), size=3) for r in range(4)]
+    assert [(*s.ranges[0], s.size) for s in padded] == [
         (0, 2, 2),
         (2, 4, 2),
         (4, 5, 2),

@@ -15,9 +15,8 @@ class VocabParallelLookup:
 
     def __init__(self, embedding: nn.Embedding, shard: Shard, parallel: TensorParallel) -> None:
         self._lookup = embedding.forward
-        self._first = shard.start
-        self._last_row = max(shard.stop - shard.start, 1) - 1
-        self._stop = shard.stop
+        ((self._first, self._stop),) = shard.ranges
+        self._last_row = max(self._stop - self._first, 1) - 1
         self._parallel = parallel
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:

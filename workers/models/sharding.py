@@ -126,7 +126,7 @@ def _kv_shard(
             f"divides {kv_heads} or is a multiple of it"
         )
     head = parallel.rank * kv_heads // parallel.size
-    return Shard(dim=0, start=head * head_dim, stop=(head + 1) * head_dim, size=head_dim)
+    return Shard(dim=0, ranges=((head * head_dim, (head + 1) * head_dim),), size=head_dim)
 
 
 def _check_divides(name: str, what: str, size: int, tp: int) -> None:
