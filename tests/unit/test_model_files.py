@@ -1,14 +1,12 @@
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from runtime import model_files
 from runtime.errors import ConfigError
-from runtime.model_files import DEMO_FOLDER, cache_root, demo_folder, resolve_model
+from runtime.model_files import resolve_model
 
 pytestmark = pytest.mark.unit
 
@@ -50,11 +48,37 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
         resolve_model(str(tmp_path), silent, download=unreachable_hub)
 
 
+def test_a_folder_with_a_gguf_file_alone_says_so(tmp_path: Path) -> None:
+    (tmp_path / "model.Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match=r"layout: give the path of its file model\.Q4_K_M\.gguf"):
+        resolve_model(str(tmp_path), silent, download=unreachable_hub)
+
+
 def test_a_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match="is a file: it must be a folder"):
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(ConfigError, match="is a file: it must be a GGUF file, or a folder"):
         resolve_model(str(file), silent, download=unreachable_hub)
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "org/model.GGUF"])
+def test_a_gguf_file_is_converted(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def gguf_folder(model: str, on_message: object) -> Path:
+        asked.append(model)
+        return tmp_path / "converted"
+
+    monkeypatch.setattr(model_files, "gguf_folder", gguf_folder)
+    folder = resolve_model(name, silent, download=unreachable_hub)
+    assert (folder, asked) == (str(tmp_path / "converted"), [name])
+
+
+def test_a_folder_may_be_named_like_a_file(tmp_path: Path) -> None:
+    folder = make_model_folder(tmp_path / "model.gguf")
+    assert resolve_model(str(folder), silent, download=unreachable_hub) == str(folder)
 
 
 @pytest.mark.parametrize("model", ["org/name", "name"])
@@ -91,133 +115,3 @@ def test_an_unknown_hub_id_is_named(
     assert (
         f"ConfigError: model='{model}': there is no such folder, and the Hugging Face" in last_line
     )
-
-
-def test_the_cache_honours_xdg_cache_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_root() == tmp_path / "lockstep"
-    folder = make_model_folder(tmp_path / "lockstep" / DEMO_FOLDER)
-    assert resolve_model("demo", silent) == str(folder)
-
-
-@pytest.mark.parametrize("value", [None, "", "relative/path"])
-def test_the_cache_is_below_home_otherwise(
-    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    if value is None:
-        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    else:
-        monkeypatch.setenv("XDG_CACHE_HOME", value)
-    assert cache_root() == tmp_path / ".cache" / "lockstep"
-
-
-def test_demo_without_its_extra_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(model_files, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r'pip install "lockstep-serving\[demo\]"'):
-        resolve_model("demo", silent)
-
-
-def test_a_cache_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "lockstep").write_text("a file where the folder should be")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(model_files, "find_spec", lambda name: object())
-    with pytest.raises(ConfigError, match=f"can't be written to {tmp_path}/lockstep"):
-        resolve_model("demo", silent)
-
-
-class Conversion:
-    """Stands for the package and the converter: makes the folder, or is told to fail."""
-
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
-        self.folder = root / "lockstep" / DEMO_FOLDER
-        self.messages: list[str] = []
-        monkeypatch.setenv("XDG_CACHE_HOME", str(root))
-        monkeypatch.setattr(model_files, "find_spec", lambda name: object())
-        monkeypatch.setattr(model_files.importlib, "import_module", lambda name: self)
-        real = subprocess.Popen
-
-        def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
-            assert command[:4] == [sys.executable, "-P", "-m", "workers.convert"]
-            self.process = real([sys.executable, "-c", script, *command[4:]], **options)
-            return self.process
-
-        monkeypatch.setattr(model_files.subprocess, "Popen", start)
-
-    def assemble(self, path: Path) -> Path:
-        path.write_bytes(b"GGUF")
-        return path
-
-    def left(self) -> set[str]:
-        names = {path.name for path in self.folder.parent.iterdir()}
-        return names - {DEMO_FOLDER, f"{DEMO_FOLDER}.lock"}
-
-
-GOOD = "import pathlib, sys; print('half way'); pathlib.Path(sys.argv[2]).mkdir()"
-
-
-def test_demo_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    conversion = Conversion(tmp_path, monkeypatch, GOOD)
-    assert demo_folder(conversion.messages.append) == conversion.folder
-    assert "Gemma Terms of Use" in conversion.messages[0]
-    assert conversion.messages[1:] == ["half way"]
-    assert demo_folder(conversion.messages.append) == conversion.folder
-    assert len(conversion.messages) == 2
-    assert conversion.left() == set()
-
-
-def test_leftovers_of_a_killed_conversion_are_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversion = Conversion(tmp_path, monkeypatch, GOOD)
-    leftover = conversion.folder.parent / f".{DEMO_FOLDER}.abc"
-    make_model_folder(leftover)
-    demo_folder(conversion.messages.append)
-    assert conversion.left() == set()
-
-
-def test_a_failed_conversion_says_why_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversion = Conversion(tmp_path, monkeypatch, "import sys; sys.exit('error: disk is full')")
-    with pytest.raises(ConfigError, match="ended with code 1 and: error: disk is full"):
-        demo_folder(conversion.messages.append)
-    assert not conversion.folder.exists()
-    assert conversion.left() == set()
-
-
-def test_an_interrupted_conversion_ends_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script = "import signal; print('started', flush=True); signal.pause()"
-    conversion = Conversion(tmp_path, monkeypatch, script)
-
-    def interrupt(message: str) -> None:
-        if message == "started":
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        demo_folder(interrupt)
-    assert conversion.process.returncode is not None
-    assert conversion.left() == set()
-
-
-def test_a_second_start_waits_for_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    conversion = Conversion(tmp_path, monkeypatch, "raise SystemExit('must not run')")
-    conversion.folder.parent.mkdir()
-    first = (conversion.folder.parent / f"{DEMO_FOLDER}.lock").open("w")
-    fcntl.flock(first, fcntl.LOCK_EX)
-
-    def finish_first(message: str) -> None:
-        assert message.startswith("Waiting for another process")
-        make_model_folder(conversion.folder)
-        first.close()
-
-    assert demo_folder(finish_first) == conversion.folder

@@ -5,6 +5,7 @@ The `gguf` package knows the quantised formats; its own reader builds an object 
 which takes 8 s on a vocabulary of 262,144.
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -36,6 +37,9 @@ SCALARS: Mapping[int, str] = {
     12: "<f8",
 }
 
+# Kinds of tokens in `tokenizer.ggml.token_type`.
+CONTROL, USER_DEFINED = 3, 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor:
@@ -46,9 +50,22 @@ class GgufTensor:
     kind: GGMLQuantizationType
     data: NDArray[np.uint8]  # [*shape[:-1], bytes of a row], a view of the file
 
+    @property
+    def num_values(self) -> int:
+        return math.prod(self.shape)
+
     def values(self) -> NDArray[np.float32]:
-        """The tensor in float32, shape as told, not a view of the file."""
-        values = np.require(dequantize(self.data, self.kind), np.float32, ["W"])
+        """The tensor in float32, shape as told, not a view of the file.
+
+        Raises ModelError: the `gguf` package doesn't know the tensor's format.
+        """
+        try:
+            values = np.require(dequantize(self.data, self.kind), np.float32, ["W"])
+        except NotImplementedError as error:
+            raise ModelError(
+                f"tensor {self.name} can't be read: the package gguf doesn't dequantise "
+                f"{self.kind.name}"
+            ) from error
         return values.reshape(self.shape)
 
 
@@ -65,6 +82,17 @@ class GgufFile:
         if key not in self.metadata:
             raise ModelError(f"{self.path}: the GGUF metadata has no {key!r}")
         return self.metadata[key]
+
+    def token(self, key: str) -> str:
+        """The piece of the vocabulary that one metadata key names by its id.
+
+        Raises ModelError: the file has no such key, or the vocabulary no such id.
+        """
+        token, pieces = self[key], self["tokenizer.ggml.tokens"]
+        if not 0 <= token < len(pieces):
+            raise ModelError(f"{self.path}: {key}={token} must be in [0, {len(pieces)})")
+        piece: str = pieces[token]
+        return piece
 
 
 def open_gguf(path: Path) -> GgufFile:
