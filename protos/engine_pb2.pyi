@@ -69,7 +69,7 @@ class EngineMessage(_message.Message):
     def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.EngineStats, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "tp_size")
+    __slots__ = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "tp_size", "default_sampling_params")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class EngineInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_path: str
     architecture: str
@@ -84,7 +85,8 @@ class EngineInfo(_message.Message):
     max_model_len: int
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     tp_size: int
-    def __init__(self, model: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tp_size: _Optional[int] = ...) -> None: ...
+    default_sampling_params: _common_pb2.SamplingParams
+    def __init__(self, model: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tp_size: _Optional[int] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons", "indices", "num_cached_tokens", "logprobs", "prompt_logprobs")

@@ -31,6 +31,12 @@ class EngineConfig:
         None, "Most tokens of prompt and output together; what model and cache allow where unset."
     )
 
+    generation_config: Literal["auto", "ignore"] = option(
+        "auto",
+        "Defaults of sampling parameters: those of the model's generation_config.json, or "
+        "Lockstep's own alone.",
+    )
+
     tp: int = option(1, "Tensor-parallel ranks.")
     device: Literal["cpu", "cuda"] = option("cpu", "Where the ranks compute.")
     launcher: Literal["ray", "local"] = option(

@@ -4,15 +4,18 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 
 from runtime.cluster.group import LoadedModel, start_workers
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.errors import ConfigError
+from runtime.generation_config import read_defaults
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.model_files import resolve_model
 from runtime.progress import StartupProgress
 from runtime.request import ModelInfo
+from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingDefaults
 from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.limits import QueueLimits, SchedulerLimits
@@ -39,6 +42,7 @@ def running_engine(
     """
     with StartupProgress(quiet=quiet) as progress:
         model_path = resolve_model(config.model, progress.message)
+        defaults = resolve_defaults(config, model_path)
         group = start_workers(config, model_path, epoch=1, on_progress=progress.loaded)
     with group:
         spec = group.spec
@@ -51,6 +55,7 @@ def running_engine(
             max_model_len=resolve_max_model_len(config, spec, layout),
             eos_token_ids=spec.eos_token_ids,
             tp_size=config.tp,
+            defaults=defaults,
         )
         # Now, as it takes the interpreter for half a second: no request waits yet.
         compiler = GrammarCompiler(
@@ -122,6 +127,18 @@ def make_policy(config: EngineConfig) -> Policy:
             return PriorityPolicy(ageing_s=config.priority_ageing_s)
         case "fair":
             return FairPolicy()
+
+
+def resolve_defaults(config: EngineConfig, model_path: str) -> SamplingDefaults:
+    """Of what requests leave unset. Raises ConfigError: the model's can't be used."""
+    is_ignored = config.generation_config == "ignore"
+    defaults = LOCKSTEP_DEFAULTS if is_ignored else read_defaults(Path(model_path))
+    logger.info(
+        "where requests leave them unset, generation_config %s: %s",
+        config.generation_config,
+        ", ".join(f"{name}={value}" for name, value in asdict(defaults).items()),
+    )
+    return defaults
 
 
 def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:

@@ -31,9 +31,15 @@ from runtime.request import (
     RequestFailure,
     RequestOutput,
 )
-from runtime.sampling_params import SamplingParams, check_length
+from runtime.sampling_params import (
+    DEFAULTED,
+    CompleteParams,
+    SamplingDefaults,
+    SamplingParams,
+    check_length,
+)
 
-PARAM_FIELDS = fields(SamplingParams)
+PARAM_FIELDS = fields(CompleteParams)
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 US_PER_S = 1_000_000
 MS_PER_S = 1000
@@ -48,10 +54,12 @@ def encode_info(model: ModelInfo) -> engine_pb2.EngineInfo:
         max_model_len=model.max_model_len,
         eos_token_ids=model.eos_token_ids,
         tp_size=model.tp_size,
+        default_sampling_params=encode_defaults(model.defaults),
     )
 
 
 def decode_info(message: engine_pb2.EngineInfo) -> ModelInfo:
+    """Raises ValueError: a default is missing."""
     return ModelInfo(
         name=message.model,
         path=message.model_path,
@@ -60,7 +68,22 @@ def decode_info(message: engine_pb2.EngineInfo) -> ModelInfo:
         max_model_len=message.max_model_len,
         eos_token_ids=tuple(message.eos_token_ids),
         tp_size=message.tp_size,
+        defaults=_decode_defaults(message.default_sampling_params),
     )
+
+
+def encode_defaults(defaults: SamplingDefaults) -> common_pb2.SamplingParams:
+    return common_pb2.SamplingParams(**asdict(defaults))
+
+
+def _decode_defaults(message: common_pb2.SamplingParams) -> SamplingDefaults:
+    for name in DEFAULTED:
+        if not message.HasField(name):
+            raise ValueError(
+                f"default_sampling_params has no {name}: engine and frontends must be of the same "
+                "version"
+            )
+    return SamplingDefaults(**{name: getattr(message, name) for name in DEFAULTED})
 
 
 def encode_stats(stats: EngineStats) -> common_pb2.EngineStats:
@@ -91,10 +114,12 @@ def encode_request(request: Request) -> engine_pb2.AddRequest:
 
 
 def decode_request(message: engine_pb2.AddRequest) -> Request:
-    """Raises InvalidRequestError: an array is cut, a parameter out of range, the seed missing."""
-    params = decode_params(message.sampling_params)
-    if params.seed is None:
-        raise InvalidRequestError("seed is missing: the frontend must draw one")
+    """Raises InvalidRequestError: an array is cut, a parameter out of range or left to defaults."""
+    values = _values_of(message.sampling_params)
+    for name in ("seed", *DEFAULTED):
+        if name not in values:
+            raise InvalidRequestError(f"{name} is missing: the frontend must set it")
+    params = CompleteParams(**values)
     try:
         prompt = unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
         bad_words = tuple(tuple(unpack(INT32, "bad_words", each.ids)) for each in message.bad_words)
@@ -105,7 +130,7 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         request_id=message.request_id,
         prompt_token_ids=prompt,
         params=params,
-        seed=params.seed,
+        seed=values["seed"],
         cache_salt=message.cache_salt,
         priority=message.priority,
         tenant=message.tenant,
@@ -115,10 +140,12 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
 
 
 def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
-    """The fields that are set; the others take their defaults.
+    """Raises InvalidRequestError: a field is out of range, or newer than this server."""
+    return SamplingParams(**_values_of(message))
 
-    Raises InvalidRequestError: a field is out of range, or newer than this server.
-    """
+
+def _values_of(message: common_pb2.SamplingParams) -> dict[str, Any]:
+    """The fields that are set."""
     refuse_unknown_fields("sampling_params", message)
     values: dict[str, Any] = {}
     for field, value in message.ListFields():
@@ -128,7 +155,7 @@ def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
             values[field.name] = dict(value)
         else:
             values[field.name] = tuple(value) if field.is_repeated else value
-    return SamplingParams(**values)
+    return values
 
 
 def refuse_unknown_fields(name: str, message: Message) -> None:

@@ -69,7 +69,8 @@ class LLM:
         """Continues all prompts, texts or token ids, in one batch.
 
         Answers in their order, prompt by prompt; with n > 1 each has n completions, choice by
-        choice. `params` is for all prompts, or one for each.
+        choice. `params` is for all prompts, or one for each; what it leaves unset takes the model's
+        defaults.
         Raises InvalidRequestError, which names the prompt, before anything runs.
         Raises UnavailableError: the engine has ended. Raises CapacityError: the prompts are more
         than the limits of its queue. What fails one prompt alone is its completions' `error`: a
@@ -167,17 +168,19 @@ class LLM:
             raise InvalidRequestError(
                 f"params has {len(each)} entries for {len(prompts)} prompts: give one, or one each"
             )
+        model = self._engine.model
         requests = []
         for place, (prompt, its_params) in enumerate(zip(prompts, each, strict=True)):
             try:
+                token_ids = self._tokenize(prompt)
                 request = Request(
                     request_id=place,
-                    prompt_token_ids=self._tokenize(prompt),
-                    params=its_params,
+                    prompt_token_ids=token_ids,
+                    params=model.complete(its_params, num_prompt_tokens=len(token_ids)),
                     seed=secrets.randbits(64) if its_params.seed is None else its_params.seed,
                     bad_words=self._bad_words(its_params),
                 )
-                request.check(self._engine.model)
+                request.check(model)
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"prompts[{place}]: {error}") from error
             requests.append(request)

@@ -1,12 +1,17 @@
 """What the engine is asked for and what it answers."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import NamedTuple
 
 from runtime.errors import InvalidRequestError, LockstepError
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import (
+    LOCKSTEP_DEFAULTS,
+    CompleteParams,
+    SamplingDefaults,
+    SamplingParams,
+)
 
 # Few classes: each has a queue, and all queues are looked at for each admission.
 MAX_PRIORITY = 10
@@ -31,6 +36,18 @@ class ModelInfo:
     max_model_len: int
     eos_token_ids: tuple[int, ...]
     tp_size: int
+    defaults: SamplingDefaults = LOCKSTEP_DEFAULTS  # of what a request leaves unset
+
+    def complete(self, params: SamplingParams, *, num_prompt_tokens: int) -> CompleteParams:
+        """With the model's defaults for what is unset.
+
+        That of max_tokens is cut to what the prompt leaves of max_model_len. Where it leaves too
+        little for `params`, `Request.check` refuses the request for its length.
+        Raises InvalidRequestError: a field doesn't go with one of the defaults.
+        """
+        most = max(self.max_model_len - num_prompt_tokens, params.min_tokens, 1)
+        max_tokens = min(self.defaults.max_tokens, most)
+        return params.complete(replace(self.defaults, max_tokens=max_tokens))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +59,7 @@ class Request:
 
     request_id: int
     prompt_token_ids: Sequence[int]
-    params: SamplingParams
+    params: CompleteParams
     seed: int
     bad_words: tuple[tuple[int, ...], ...] = ()  # those of `params`, as tokens
     cache_salt: str = ""  # cached prefixes are shared within one salt

@@ -33,26 +33,51 @@ MAX_ENTRIES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Raises InvalidRequestError where a field is out of range.
+class SamplingDefaults:
+    """What a model puts where requests leave a field unset; here Lockstep's own values."""
 
-    Limits that depend on the model are checked at admission. Lists become tuples.
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+DEFAULTED = tuple(each.name for each in fields(SamplingDefaults))
+LOCKSTEP_DEFAULTS = SamplingDefaults()
+
+
+def _defaulted(name: str, help: str) -> Any:
+    own = getattr(LOCKSTEP_DEFAULTS, name)
+    return option(None, f"{help} The model's default where unset, or else {own:g}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """What a client asks for. None in a field of SamplingDefaults: the model's default.
+
+    Raises InvalidRequestError where a field is out of range; limits that depend on the model are
+    checked at admission. Lists become tuples.
     """
 
-    max_tokens: int = option(16, "Most new tokens.")
-    temperature: float = option(1.0, "Logits are divided by it; 0 is greedy.")
-    top_k: int = option(0, "Keep exactly the k most probable tokens; 0 keeps all.")
-    top_p: float = option(1.0, "Keep the most probable tokens that reach this probability.")
-    min_p: float = option(
-        0.0, "Keep the tokens whose probability is at least min_p times the largest."
+    max_tokens: int | None = _defaulted("max_tokens", "Most new tokens.")
+    temperature: float | None = _defaulted("temperature", "Logits are divided by it; 0 is greedy.")
+    top_k: int | None = _defaulted("top_k", "Keep exactly the k most probable tokens; 0 keeps all.")
+    top_p: float | None = _defaulted(
+        "top_p", "Keep the most probable tokens that reach this probability."
+    )
+    min_p: float | None = _defaulted(
+        "min_p", "Keep the tokens whose probability is at least min_p times the largest."
     )
     seed: int | None = option(None, "64-bit seed; drawn where unset.")
     n: int = option(1, "Choices, which share the prompt's blocks; each has a seed of its own.")
 
     presence_penalty: float = option(0.0, "Taken off the logits of tokens that the output has.")
     frequency_penalty: float = option(0.0, "The same, for each time that the output has one.")
-    repetition_penalty: float = option(
-        1.0, "Divides positive logits of tokens of prompt and output, multiplies negative ones."
+    repetition_penalty: float | None = _defaulted(
+        "repetition_penalty",
+        "Divides positive logits of tokens of prompt and output, multiplies negative ones.",
     )
     logit_bias: Mapping[int, float] | None = option(
         None, "Added to a token's logit, as ID=BIAS; may be given again."
@@ -90,18 +115,29 @@ class SamplingParams:
             if value is not None and not low <= value <= high:  # NaN fails both comparisons
                 raise InvalidRequestError(f"{name}={value} must be {low_note or _in(low, high)}")
         # The bounds keep a logit over the temperature within float32.
-        if not (self.temperature == 0 or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE):
+        if not (
+            self.temperature in (None, 0) or MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE
+        ):
             raise InvalidRequestError(
                 f"temperature={self.temperature} must be 0 (greedy) or in "
                 f"[{MIN_TEMPERATURE}, {MAX_TEMPERATURE}]"
             )
-        if not 0 <= self.min_tokens <= self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
                 f"min_tokens={self.min_tokens} must be at least 0 and at most "
                 f"max_tokens={self.max_tokens}"
             )
         self._check_lists()
         self._check_structure()
+
+    def complete(self, defaults: SamplingDefaults) -> "CompleteParams":
+        """With `defaults` for what is unset.
+
+        Raises InvalidRequestError: a field doesn't go with one of them.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        unset = [name for name in DEFAULTED if values[name] is None]
+        return CompleteParams(**values | {name: getattr(defaults, name) for name in unset})
 
     @property
     def structure(self) -> Structure | None:
@@ -113,11 +149,6 @@ class SamplingParams:
             if text is not None:
                 return Structure(kind=kind, text=text)
         return None
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether sampling depends on which tokens there are already."""
-        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
     def _check_types(self) -> None:
         """What comes over the wire is typed; an offline caller may pass anything."""
@@ -168,9 +199,27 @@ class SamplingParams:
                 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteParams(SamplingParams):
+    """What the engine goes by: nothing is left to defaults."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether sampling depends on which tokens there are already."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+
 # Field, least, most, and what to say where an interval says too little.
 _RANGES: tuple[tuple[str, float, float, str], ...] = (
     ("max_tokens", 1, MAX_INT32, f"at least 1 and at most {MAX_INT32}"),
+    ("min_tokens", 0, MAX_INT32, "at least 0 and at most max_tokens"),
     ("top_k", 0, MAX_INT32, f"at least 0 (which keeps all tokens) and at most {MAX_INT32}"),
     ("top_p", MIN_TOP_P, 1, ""),
     ("min_p", 0, 1, ""),
@@ -209,6 +258,7 @@ _FITS: dict[Any, Callable[[object], bool]] = {
     int: _is_int,
     float: _is_number,
     int | None: lambda value: value is None or _is_int(value),
+    float | None: lambda value: value is None or _is_number(value),
     str | None: lambda value: value is None or isinstance(value, str),
     tuple[int, ...]: _all(_is_int),
     tuple[str, ...]: _all(lambda value: isinstance(value, str)),

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from runtime.request import TokenLogprobs
-from runtime.sampling_params import SamplingParams
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout, window_blocks
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.flatten import BatchTable
@@ -20,6 +19,7 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import BlockTables, Fault, StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks, no_masks
+from tests.params import complete_params
 
 VOCAB_SIZE = 997
 EOS = 0
@@ -97,7 +97,7 @@ def make_sequence(
     **options: Any,
 ) -> Sequence:
     """`params` are further sampling parameters."""
-    params = SamplingParams(
+    params = complete_params(
         max_tokens=max_tokens, ignore_eos=ignore_eos, min_tokens=min_tokens, **(params or {})
     )
     return Sequence(sequence_id, prompt, params=params, seed=seed, **options)

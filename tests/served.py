@@ -14,12 +14,12 @@ from tokenizers import Regex, decoders, models, pre_tokenizers
 from runtime.engine import Connection, Engine
 from runtime.engine_service import EngineServer
 from runtime.request import ModelInfo, Request, RequestFailure, RequestOutput, TokenLogprobs
-from runtime.sampling_params import SamplingParams
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.step_plan import StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks, no_masks
 from runtime.structured import Compiler, NoCompiler
 from tests.frontend import Client, RunningFrontend
+from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class Served:
         **fields: Any,
     ) -> None:
         """`params` are further sampling parameters, `fields` are of the request."""
-        sampling = SamplingParams(
+        sampling = complete_params(
             max_tokens=max_tokens, n=n, ignore_eos=ignore_eos, **(params or {})
         )
         request = Request(

@@ -13,7 +13,6 @@ from runtime.frontend.text import Tokenizer
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.grammar.limits import GrammarLimits
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams
 from runtime.scheduling.cache_layout import CacheLayout
 from runtime.scheduling.step_plan import Fault, StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks, no_masks
@@ -21,6 +20,7 @@ from runtime.structure import Structure
 from runtime.structured import OnDone
 from tests.frontend import make_byte_fallback_tokenizer
 from tests.masks import allowed_by
+from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor
 from tests.served import make_engine
 from tests.structures import SCHEMAS
@@ -117,7 +117,7 @@ class Client:
         timeout_s: float | None = None,
         **params: Any,
     ) -> None:
-        sampling = SamplingParams(max_tokens=max_tokens, **params)
+        sampling = complete_params(max_tokens=max_tokens, **params)
         self.connection.add(
             Request(
                 request_id=request_id,

@@ -140,7 +140,7 @@ class TinyEngine:
         request = Request(
             request_id=request_id,
             prompt_token_ids=ask.prompt,
-            params=ask.params,
+            params=self.engine.model.complete(ask.params, num_prompt_tokens=len(ask.prompt)),
             seed=ask.seed,
             bad_words=ask.bad_words,
         )

@@ -21,7 +21,7 @@ from benchmarks.scheduler.timing import (
     frozen_heap,
     full_collection_us,
 )
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import LOCKSTEP_DEFAULTS, CompleteParams, SamplingParams
 from runtime.scheduling.cache_layout import CacheLayout, LayerCacheSpec, make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.flatten import BatchTable
@@ -237,8 +237,8 @@ def make_prompt(generator: np.random.Generator, length: int) -> "array[int]":
     return array("i", generator.integers(VOCAB_SIZE, size=length, dtype=np.int32).tobytes())
 
 
-def make_params() -> SamplingParams:
-    return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0)
+def make_params() -> CompleteParams:
+    return SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0).complete(LOCKSTEP_DEFAULTS)
 
 
 def make_sequence(sequence_id: int, prompt: "array[int]") -> SchedulerSequence:

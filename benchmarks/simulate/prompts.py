@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.simulate.workload import SimulatedRequest
 from runtime.request import Request
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingParams
 
 
 class Prompts:
@@ -22,10 +22,11 @@ class Prompts:
 
     def request(self, number: int, simulated: SimulatedRequest) -> Request:
         """Request `number`, as the engine takes it; it gets exactly the tokens it asks for."""
+        params = SamplingParams(max_tokens=simulated.num_output_tokens, ignore_eos=True)
         return Request(
             request_id=number,
             prompt_token_ids=self.tokens(number, simulated),
-            params=SamplingParams(max_tokens=simulated.num_output_tokens, ignore_eos=True),
+            params=params.complete(LOCKSTEP_DEFAULTS),
             seed=number,
             tenant=simulated.tenant,
             priority=simulated.priority,

@@ -20,7 +20,7 @@ from runtime import engine_codec
 from runtime.errors import UnavailableError
 from runtime.frontend.inbox import Inbox
 from runtime.request import EngineStats, ModelInfo, Request, RequestOutput
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import CompleteParams
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class EngineClient:
     def generate(
         self,
         prompt_token_ids: Sequence[int],
-        params: SamplingParams,
+        params: CompleteParams,
         *,
         seed: int,
         bad_words: tuple[tuple[int, ...], ...] = (),
@@ -148,7 +148,10 @@ class EngineClient:
             raise UnavailableError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from error
         if message is grpc.aio.EOF or message.WhichOneof("message") != "info":
             raise UnavailableError("its first message isn't EngineInfo")
-        self.model = engine_codec.decode_info(message.info)
+        try:
+            self.model = engine_codec.decode_info(message.info)
+        except ValueError as error:
+            raise UnavailableError(f"its EngineInfo can't be used: {error}") from error
         self._reader = asyncio.create_task(self._read(), name="engine-reader")
 
     async def _read(self) -> None:

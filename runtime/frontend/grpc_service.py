@@ -11,7 +11,12 @@ import grpc.aio
 
 from protos import inference_pb2, inference_pb2_grpc
 from protos.auth import KeyRing
-from runtime.engine_codec import decode_params, encode_stats, refuse_unknown_fields
+from runtime.engine_codec import (
+    decode_params,
+    encode_defaults,
+    encode_stats,
+    refuse_unknown_fields,
+)
 from runtime.errors import (
     CapacityError,
     ConfigError,
@@ -62,10 +67,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> None:
         async with _reporting(context):
             refuse_unknown_fields("the request", request)
-            params = decode_params(request.sampling_params)
+            asked = decode_params(request.sampling_params)
             _check_salt(request.cache_salt)
-            seed = secrets.randbits(64) if params.seed is None else params.seed
             prompt = await self._prompts.read(request)
+            params = self._engine.model.complete(asked, num_prompt_tokens=len(prompt))
+            seed = secrets.randbits(64) if params.seed is None else params.seed
             outputs = self._engine.generate(
                 prompt,
                 params,
@@ -110,6 +116,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
             tp_size=model.tp_size,
+            default_sampling_params=encode_defaults(model.defaults),
         )
 
     async def GetStats(

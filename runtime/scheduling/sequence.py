@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from runtime.request import FinishReason
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import CompleteParams
 
 
 class Status(Enum):
@@ -53,7 +53,7 @@ class Sequence:
         sequence_id: int,
         prompt_token_ids: Iterable[int],
         *,
-        params: SamplingParams,
+        params: CompleteParams,
         seed: int,
         cache_salt: str = "",
         priority: int = 0,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,14 @@ def test_flags_of_the_scheduler() -> None:
     )
 
 
+def test_the_models_own_defaults_can_be_ignored() -> None:
+    assert parse().generation_config == "auto"
+    assert parse("--generation-config", "ignore").generation_config == "ignore"
+    result = CliRunner().invoke(cli, ["serve", "--generation-config", "vllm"])
+    assert result.exit_code == 2
+    assert "'vllm' is not one of 'auto', 'ignore'" in result.output
+
+
 def test_an_unknown_policy_is_refused() -> None:
     result = CliRunner().invoke(cli, ["serve", "--policy", "lifo"])
     assert result.exit_code == 2
@@ -83,6 +92,12 @@ def test_generate_has_no_option_for_what_it_would_not_show(flag: str) -> None:
     result = CliRunner().invoke(cli, ["generate", "a prompt", flag])
     assert result.exit_code == 2
     assert "No such option" in result.output
+
+
+def test_help_tells_whose_default_a_parameter_takes() -> None:
+    text = " ".join(CliRunner().invoke(cli, ["generate", "--help"]).output.split())
+    for option, own in [("max-tokens INTEGER", 16), ("temperature FLOAT", 1), ("top-k INTEGER", 0)]:
+        assert re.search(rf"--{option}[^-]* The model's default where unset, or else {own}\.", text)
 
 
 def test_parameters_that_are_lists_are_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +124,7 @@ def test_parameters_that_are_lists_are_given_again(monkeypatch: pytest.MonkeyPat
     result = CliRunner().invoke(cli, ["generate", "a prompt", *flags])
     assert result.exit_code == 0, result.output
     (params,) = asked
+    # What isn't given is left to the model.
     assert params == SamplingParams(
         stop=("a", "b"), stop_token_ids=(3,), logit_bias={5: -1.5, 6: 2.0}
     )

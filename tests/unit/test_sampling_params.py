@@ -1,11 +1,12 @@
 import math
+from dataclasses import asdict, fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import InvalidRequestError
-from runtime.sampling_params import SamplingParams, fork_seed
+from runtime.sampling_params import CompleteParams, SamplingDefaults, SamplingParams, fork_seed
 
 pytestmark = pytest.mark.unit
 
@@ -37,8 +38,7 @@ pytestmark = pytest.mark.unit
         ("n", 0, r"n=0 must be in \[1, 128\]"),
         ("n", 129, r"n=129 must be in \[1, 128\]"),
         ("n", None, "n=None is of type NoneType: must be int"),
-        ("min_tokens", -1, "min_tokens=-1 must be at least 0 and at most max_tokens=16"),
-        ("min_tokens", 17, "min_tokens=17 must be at least 0 and at most max_tokens=16"),
+        ("min_tokens", -1, "min_tokens=-1 must be at least 0 and at most max_tokens$"),
         ("min_tokens", 1.0, "min_tokens=1.0 is of type float: must be int"),
     ],
 )
@@ -53,6 +53,43 @@ def test_the_edges_are_fine() -> None:
     SamplingParams(seed=2**64 - 1)
     SamplingParams(n=1, min_tokens=0)
     SamplingParams(n=128, max_tokens=7, min_tokens=7)
+
+
+DEFAULTS = SamplingDefaults(
+    max_tokens=5, temperature=0.6, top_k=50, top_p=0.9, min_p=0.1, repetition_penalty=1.2
+)
+
+
+def test_what_is_unset_takes_the_default_and_what_is_set_stays() -> None:
+    complete = SamplingParams(temperature=1.0, top_k=0, seed=7, stop=("x",)).complete(DEFAULTS)
+    assert complete == CompleteParams(
+        max_tokens=5,
+        temperature=1.0,
+        top_k=0,
+        top_p=0.9,
+        min_p=0.1,
+        repetition_penalty=1.2,
+        seed=7,
+        stop=("x",),
+    )
+    assert complete.complete(SamplingDefaults()) == complete
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingDefaults)])
+def test_complete_parameters_leave_nothing_unset(name: str) -> None:
+    assert getattr(SamplingParams(), name) is None
+    values = asdict(DEFAULTS)
+    with pytest.raises(InvalidRequestError, match=f"{name}=None is of type NoneType"):
+        CompleteParams(**values | {name: None})
+    assert getattr(SamplingParams().complete(DEFAULTS), name) == values[name]
+
+
+def test_min_tokens_are_at_most_max_tokens_whoever_sets_those() -> None:
+    message = "min_tokens=6 must be at least 0 and at most max_tokens=5"
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(min_tokens=6, max_tokens=5)
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(min_tokens=6).complete(DEFAULTS)
 
 
 def test_the_seeds_of_choices_are_splitmix64s_numbers() -> None:

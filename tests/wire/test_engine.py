@@ -9,10 +9,10 @@ import pytest
 from runtime.engine import Connection, Engine
 from runtime.errors import InvalidRequestError, LockstepError, UnavailableError, WorkerError
 from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams
 from runtime.scheduling.step_plan import StepPlan, StepResult
 from runtime.scheduling.token_masks import no_masks
 from runtime.structured import NoCompiler
+from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
 
 pytestmark = pytest.mark.wire
@@ -27,7 +27,7 @@ class Client:
         self.connection: Connection = engine.connect(self._sink)
 
     def add(self, request_id: int, prompt: list[int], *, max_tokens: int = 8) -> None:
-        params = SamplingParams(max_tokens=max_tokens)
+        params = complete_params(max_tokens=max_tokens)
         self.connection.add(
             Request(request_id=request_id, prompt_token_ids=prompt, params=params, seed=request_id)
         )
@@ -233,7 +233,7 @@ def test_one_call_of_the_sink_brings_a_whole_step(engine: Engine) -> None:
             done.set()
 
     connection = engine.connect(sink)
-    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    params = complete_params(max_tokens=5, ignore_eos=True)
     requests = [
         Request(request_id=i, prompt_token_ids=[i], params=params, seed=0) for i in range(8)
     ]

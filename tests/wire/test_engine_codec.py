@@ -9,11 +9,13 @@ from protos import common_pb2, engine_pb2
 from runtime import engine_codec
 from runtime.errors import CapacityError
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput, TokenLogprobs
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import CompleteParams, SamplingDefaults, SamplingParams
+from tests.frontend import make_model
+from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
 
-EVERY_PARAMETER = SamplingParams(
+EVERY_PARAMETER = CompleteParams(
     max_tokens=9,
     temperature=0.1,
     top_k=4,
@@ -46,14 +48,14 @@ def test_every_parameter_is_here() -> None:
     unset = {
         each.name
         for each in fields(SamplingParams)
-        if getattr(EVERY_PARAMETER, each.name) == getattr(SamplingParams(), each.name)
+        if getattr(EVERY_PARAMETER, each.name) == getattr(complete_params(), each.name)
     }
     assert unset == STRUCTURES.keys()
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_a_structure_comes_back_as_it_was(name: str) -> None:
-    params = SamplingParams(seed=7, **{name: STRUCTURES[name]})
+    params = complete_params(seed=7, **{name: STRUCTURES[name]})
     request = Request(request_id=1, prompt_token_ids=[3], params=params, seed=7)
     back = engine_codec.decode_request(engine_codec.encode_request(request))
     assert back == request
@@ -172,10 +174,36 @@ def test_malformed_logprobs_are_refused_by_name(
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "top_k", "seed", "n", "min_tokens"])
-def test_unset_parameters_take_the_documented_defaults(name: str) -> None:
+def test_unset_parameters_stay_unset(name: str) -> None:
     message = common_pb2.SamplingParams(**{name: 5})
     assert engine_codec.decode_params(message) == SamplingParams(**{name: 5})
     assert engine_codec.decode_params(common_pb2.SamplingParams()) == SamplingParams()
+
+
+def test_zeros_and_ones_that_are_set_stay_set() -> None:
+    values = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
+    sent = common_pb2.SamplingParams(**values).SerializeToString()
+    params = engine_codec.decode_params(common_pb2.SamplingParams.FromString(sent))
+    assert params == SamplingParams(**values)
+
+
+DEFAULTS = SamplingDefaults(
+    max_tokens=2**31 - 1, temperature=0.0, top_k=0, top_p=0.3, min_p=0.7, repetition_penalty=0.9
+)
+
+
+def test_a_model_comes_back_as_it_was() -> None:
+    model = make_model("folder", defaults=DEFAULTS)
+    sent = engine_codec.encode_info(model).SerializeToString()
+    assert engine_codec.decode_info(engine_pb2.EngineInfo.FromString(sent)) == model
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(SamplingDefaults)])
+def test_a_model_without_one_of_its_defaults_is_refused(name: str) -> None:
+    info = engine_codec.encode_info(make_model(defaults=DEFAULTS))
+    info.default_sampling_params.ClearField(name)
+    with pytest.raises(ValueError, match=f"default_sampling_params has no {name}: engine and"):
+        engine_codec.decode_info(info)
 
 
 def test_when_to_try_again_is_rounded_up() -> None:

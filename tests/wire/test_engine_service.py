@@ -20,8 +20,8 @@ from runtime.errors import (
     WorkerError,
 )
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams
 from tests.frontend import FakeEngine, make_model
+from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
 
@@ -79,7 +79,7 @@ def make_add(request_id: int, prompt: list[int] | None = None) -> engine_pb2.Add
         Request(
             request_id=request_id,
             prompt_token_ids=prompt or [3, 4, 5],
-            params=SamplingParams(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9),
+            params=complete_params(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9),
             seed=2**64 - 1,
             tenant="acme",
             timeout_s=2.5,
@@ -100,7 +100,7 @@ def test_requests_and_aborts_reach_the_engine(engine: FakeEngine, frontend: Fron
     assert request == Request(
         request_id=2**64 - 1,
         prompt_token_ids=[3, 2**31 - 1],
-        params=SamplingParams(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9, seed=2**64 - 1),
+        params=complete_params(max_tokens=7, temperature=0.5, top_k=3, top_p=0.9, seed=2**64 - 1),
         seed=2**64 - 1,
         tenant="acme",
         timeout_s=2.5,

@@ -274,6 +274,9 @@ def test_model_and_stats_are_the_engines(engine: FakeEngine, client: Client) -> 
         max_model_len=MAX_MODEL_LEN,
         eos_token_ids=[1],
         tp_size=2,
+        default_sampling_params=common_pb2.SamplingParams(
+            max_tokens=16, temperature=1, top_k=0, top_p=1, min_p=0, repetition_penalty=1
+        ),
     )
     stats = client.call("GetStats").stats
     assert (stats.num_steps, stats.num_free_blocks) == (10, 90)

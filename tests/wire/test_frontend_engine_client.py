@@ -15,14 +15,14 @@ from runtime.engine_service import EngineServer
 from runtime.errors import InvalidRequestError, UnavailableError, WorkerError
 from runtime.frontend.engine_client import EngineClient
 from runtime.request import FinishReason, RequestFailure, RequestOutput
-from runtime.sampling_params import SamplingParams
 from tests.frontend import FakeEngine, added, make_model
+from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
 
 TOKEN = "engine-token"
 TIMEOUT_S = 30
-PARAMS = SamplingParams(max_tokens=8)
+PARAMS = complete_params(max_tokens=8)
 
 
 class ScriptedEngine(engine_pb2_grpc.EngineServicer):

@@ -11,7 +11,7 @@ from protos import common_pb2, inference_pb2
 from protos.auth import bearer
 from runtime.frontend.text import Tokenizer
 from runtime.request import FinishReason, RequestOutput
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import CompleteParams, SamplingParams
 from tests.frontend import (
     API_KEY,
     LINES,
@@ -23,6 +23,7 @@ from tests.frontend import (
     make_byte_fallback_tokenizer,
     status_of,
 )
+from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
 
@@ -62,7 +63,7 @@ STRUCTURES = ("json_schema", "regex", "grammar", "choices")
 EXCLUSIVE = (*STRUCTURES[1:], "ignore_eos", "min_tokens")
 
 
-def reached(engine: FakeEngine, client: Client, **params: Any) -> tuple[SamplingParams, Any]:
+def reached(engine: FakeEngine, client: Client, **params: Any) -> tuple[CompleteParams, Any]:
     """What the engine gets of a request that the client sends; the request is ended."""
     call = client.generate(token_ids=PROMPT, **params)
     try:
@@ -84,7 +85,7 @@ def test_every_parameter_is_on_the_wire_and_has_a_value_here() -> None:
     assert names == VALUES.keys()
     assert names == {each.name for each in common_pb2.SamplingParams.DESCRIPTOR.fields}
     for name, value in VALUES.items():
-        assert getattr(SamplingParams(), name) != value, f"{name} has the default"
+        assert getattr(complete_params(), name) != value, f"{name} has the default"
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -93,7 +94,7 @@ def test_a_parameter_reaches_the_engine_as_it_is(
 ) -> None:
     params, request = reached(engine, client, **{name: VALUES[name]})
     wanted = {"seed": request.seed} | {name: VALUES[name]}
-    assert params == SamplingParams(**wanted)
+    assert params == complete_params(**wanted)
     assert type(getattr(params, name)) is type(VALUES[name])
     assert request.seed == params.seed
 
@@ -104,7 +105,7 @@ def test_all_parameters_travel_together(
 ) -> None:
     values = {name: value for name, value in VALUES.items() if name not in without}
     params, request = reached(engine, client, **values)
-    assert params == SamplingParams(**values)
+    assert params == complete_params(**values)
     assert request.prompt_token_ids == PROMPT
 
 
@@ -197,7 +198,7 @@ PAST: list[tuple[dict[str, Any], str]] = [
     ({"bad_words": ["x"] * 257}, "bad_words has 257 entries: must be at most 256"),
     ({"bad_words": ["x", "y" * 1025]}, "bad_words[1] has 1025 characters: must be at most 1024"),
     ({"bad_words": ["x" * 65]}, "bad_words[0] has 65 tokens: must be at most 64"),
-    ({"min_tokens": -1}, "min_tokens=-1 must be at least 0 and at most max_tokens=16"),
+    ({"min_tokens": -1}, "min_tokens=-1 must be at least 0 and at most max_tokens"),
     ({"min_tokens": 17}, "min_tokens=17 must be at least 0 and at most max_tokens=16"),
     ({"stop": ["x", ""]}, "stop[1] is empty: it must have a character"),
     ({"stop": ["x"] * 17}, "stop has 17 entries: must be at most 16"),

@@ -15,6 +15,7 @@ from runtime.engine_service import EngineServer
 from runtime.request import Request
 from runtime.sampling_params import SamplingParams
 from tests.frontend import TIMEOUT_S
+from tests.params import complete_params
 from tests.scheduling import VOCAB_SIZE, oracle_continuation
 from tests.served import make_engine
 
@@ -83,7 +84,7 @@ def add_message(request_id: int, **changes: Any) -> engine_pb2.AddRequest:
     request = Request(
         request_id=request_id,
         prompt_token_ids=PROMPT,
-        params=SamplingParams(
+        params=complete_params(
             max_tokens=30, **{name: changes.pop(name) for name in names & changes.keys()}
         ),
         seed=7,
@@ -106,6 +107,7 @@ IDS: list[tuple[dict[str, Any], str]] = [
     ({"regex": "a"}, "regex isn't possible: a test has no tokenizer"),
     ({"priority": 11}, "priority=11 must be in [-10, 10]"),
 ]
+MISSING = ("max_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 RAW: list[tuple[dict[str, Any], str]] = [
     ({"n": 0}, "n=0 must be in [1, 128]"),
     ({"max_tokens": 0}, "max_tokens=0 must be at least 1"),
@@ -133,6 +135,11 @@ def test_every_bad_request_is_refused_by_name_and_hurts_no_other(frontend: Front
         add.sampling_params.MergeFrom(type(add.sampling_params)(**values))
         frontend.add(add)
         wanted[request_id] = message
+    for request_id, name in enumerate(MISSING, start=200):
+        add = add_message(request_id)
+        add.sampling_params.ClearField(name)
+        frontend.add(add)
+        wanted[request_id] = f"{name} is missing: the frontend must set it"
     frontend.wait(1, *wanted)
     for request_id, message in wanted.items():
         failed = frontend.failures[request_id]
@@ -148,7 +155,7 @@ def test_every_bad_request_is_refused_by_name_and_hurts_no_other(frontend: Front
     [
         ("prompt", "prompt_token_ids has 5 bytes: must be a multiple of 4"),
         ("bad_words", "bad_words has 5 bytes: must be a multiple of 4"),
-        ("seed", "seed is missing: the frontend must draw one"),
+        ("seed", "seed is missing: the frontend must set it"),
         ("newer", "sampling_params has fields that this server doesn't know, numbers [26]"),
     ],
 )
