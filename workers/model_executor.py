@@ -19,7 +19,9 @@ from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, StepError
 from workers.layers.paged_attention import AttentionCall, AttentionPass, StepPass
-from workers.loader import load_weights, match_names, read_checkpoint
+from workers.loading.checkpoint import read_checkpoint
+from workers.loading.naming import match_names
+from workers.loading.weights import load_weights
 from workers.models import build
 from workers.models.probe import find_attention_calls
 from workers.models.sharding import shard_model
