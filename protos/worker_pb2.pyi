@@ -86,18 +86,20 @@ class ModelSpec(_message.Message):
     def __init__(self, architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., layers: _Optional[_Iterable[_Union[LayerCacheSpec, _Mapping]]] = ..., available_memory_bytes: _Optional[int] = ..., block_size_multiple: _Optional[int] = ..., parameter_bytes: _Optional[int] = ..., attention: _Optional[str] = ...) -> None: ...
 
 class LayerCacheSpec(_message.Message):
-    __slots__ = ("window", "num_kv_heads", "k_dim", "v_dim", "element_bytes")
+    __slots__ = ("window", "num_kv_heads", "k_dim", "v_dim", "element_bytes", "chunk")
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     NUM_KV_HEADS_FIELD_NUMBER: _ClassVar[int]
     K_DIM_FIELD_NUMBER: _ClassVar[int]
     V_DIM_FIELD_NUMBER: _ClassVar[int]
     ELEMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
     window: int
     num_kv_heads: int
     k_dim: int
     v_dim: int
     element_bytes: int
-    def __init__(self, window: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., element_bytes: _Optional[int] = ...) -> None: ...
+    chunk: int
+    def __init__(self, window: _Optional[int] = ..., num_kv_heads: _Optional[int] = ..., k_dim: _Optional[int] = ..., v_dim: _Optional[int] = ..., element_bytes: _Optional[int] = ..., chunk: _Optional[int] = ...) -> None: ...
 
 class AllocateCacheRequest(_message.Message):
     __slots__ = ("epoch", "block_size", "num_blocks", "groups")

@@ -1,11 +1,9 @@
 """Ranks of tiny models in this process, and an executor over them without a port."""
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 from protos import worker_pb2
 from runtime.executor.codec import decode_result, encode_masks, encode_sampler_inputs, encode_step
@@ -16,7 +14,6 @@ from workers.batch import NO_MASKS, Batch
 from workers.codec import decode_plan, limits_of
 from workers.config import CacheLayout, WorkerConfig
 from workers.model_executor import ModelExecutor
-from workers.models import build
 from workers.parallel import join, open_rendezvous
 from workers.sampling_codec import decode_masks, encode_result
 from workers.serial_thread import SerialThread
@@ -48,31 +45,13 @@ def load_ranks(folder: Path, *, tp: int = 1) -> Iterator[list[Rank]]:
         for rank in range(tp)
     ]
     groups = _on_all(threads, [lambda each=each: join(each, None) for each in configs])
-    with _one_builds_at_a_time():
-        loads = [lambda each=each: load_executor(folder, each) for each in groups]
-        executors = _on_all(threads, loads)
+    loads = [lambda each=each: load_executor(folder, each) for each in groups]
+    executors = _on_all(threads, loads)
     try:
         yield [Rank(*pair) for pair in zip(threads, executors, strict=True)]
     finally:
         _on_all(threads, [each.close for each in groups])
         del store  # kept until here: the ranks met at it
-
-
-@contextmanager
-def _one_builds_at_a_time() -> Iterator[None]:
-    """Building patches torch for a while: of two threads one would restore the other's patches."""
-    lock = threading.Lock()
-
-    def locked(function: Callable) -> Callable:
-        def call(*arguments: object) -> object:
-            with lock:
-                return function(*arguments)
-
-        return call
-
-    names = ("build_model", "initialize_buffers")
-    with mock.patch.multiple(build, **{name: locked(getattr(build, name)) for name in names}):
-        yield
 
 
 def _on_all(threads: Sequence[SerialThread], tasks: Sequence[Callable]) -> list:

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from collections.abc import Sequence as Ids
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,10 @@ VOCAB_SIZE = 997
 EOS = 0
 
 
+class Chunk(int):
+    """Among windows: queries of the group see from the last multiple of so many tokens on."""
+
+
 def make_layout(
     *,
     num_blocks: int = 64,
@@ -36,7 +39,8 @@ def make_layout(
     groups = tuple(
         CacheGroup(
             layers=(index,),
-            window=window,
+            window=0 if isinstance(window, Chunk) else window,
+            chunk=window if isinstance(window, Chunk) else 0,
             max_blocks=window_blocks(window, max_chunk_tokens, block_size) if window else None,
         )
         for index, window in enumerate(windows)
@@ -103,14 +107,33 @@ def make_sequence(
     return Sequence(sequence_id, prompt, params=params, seed=seed, **options)
 
 
-def oracle_token(tokens: Ids[int], seed: int, *, window: int = 0) -> int:
+def oracle_token(tokens: Ids[int], seed: int) -> int:
     """The token that the oracle puts after `tokens`: a function of all of them and the seed."""
-    return _draw(_cells(tokens)[-window:], seed)
+    return oracle_continuation(tokens, max_tokens=1, seed=seed)[0]
 
 
-def _cells(tokens: Ids[int]) -> list[int]:
-    """What the oracle's cache keeps for each token: like K and V, it depends on all before it."""
-    return list(accumulate(tokens, _next_cell, initial=0))[1:]
+def _first_seen(window: int, place: int) -> int:
+    """Place of the first token that the one at `place` sees."""
+    if isinstance(window, Chunk):
+        return place // window * window
+    return max(0, place + 1 - window) if window else 0
+
+
+def _cells(tokens: Ids[int], windows: Ids[int]) -> list[int]:
+    """What the oracle's cache keeps for each token.
+
+    Like K and V, it depends on all before it, as far as a token sees the one before it.
+    """
+    cells: list[int] = []
+    for place, token in enumerate(tokens):
+        before = cells[-1] if _widest_view(windows, place) < place else 0
+        cells.append(_next_cell(before, token))
+    return cells
+
+
+def _widest_view(windows: Ids[int], place: int) -> int:
+    """Place of the first token that the one at `place` sees in any group."""
+    return min(_first_seen(window, place) for window in windows)
 
 
 def _next_cell(cell: int, token: int) -> int:
@@ -124,10 +147,11 @@ def _draw(cells: Ids[int], seed: int) -> int:
 
 def oracle_scores(prompt: Ids[int], *, windows: Ids[int] = (0,)) -> list[TokenLogprobs]:
     """What the oracle tells of a prompt's tokens, from the second on."""
-    window = 0 if 0 in windows else max(windows)
+    cells = _cells(prompt, windows)
+    views = [cells[_widest_view(windows, place) : place + 1] for place in range(len(prompt) - 1)]
     return [
-        TokenLogprobs(oracle_token(prompt[:place], prompt[place], window=window), (), ())
-        for place in range(1, len(prompt))
+        TokenLogprobs(_draw(view, token), (), ())
+        for view, token in zip(views, prompt[1:], strict=True)
     ]
 
 
@@ -142,9 +166,9 @@ def oracle_continuation(
 ) -> list[int]:
     """What a request must get, computed without any of our machinery."""
     tokens = list(prompt)
-    window = 0 if 0 in windows else max(windows)
     while len(tokens) < len(prompt) + max_tokens:
-        tokens.append(oracle_token(tokens, seed, window=window))
+        seen = _cells(tokens, windows)[_widest_view(windows, len(tokens) - 1) :]
+        tokens.append(_draw(seen, seed))
         if tokens[-1] == EOS and not ignore_eos and len(tokens) - len(prompt) > min_tokens:
             break
     return tokens[len(prompt) :]
@@ -154,12 +178,13 @@ class OracleExecutor:
     """An executor whose next token hashes what it reads in its cache, a cell for each token.
 
     A wrong table, a block handed out twice or of another prefix, a wrong position, a token that was
-    never computed or a copy that is missing changes the output. Groups with a window (of 2 and
-    more) see that much alone, and what they see must be the end of what full attention sees.
+    never computed or a copy that is missing changes the output. Groups with a window or chunks see
+    that much alone, and what they see must be the end of what the widest group sees.
     """
 
     def __init__(self, layout: CacheLayout) -> None:
         self.layout = layout
+        self.windows = [Chunk(each.chunk) if each.chunk else each.window for each in layout.groups]
         self.cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
         self.plans: list[StepPlan] = []
         self.faulty: set[int] = set()  # ids of sequences whose logits are damaged
@@ -199,17 +224,15 @@ class OracleExecutor:
         self.cache[:] = -1
 
     def _write(self, plan: StepPlan, tables: list[list[tuple[int, np.ndarray]]]) -> None:
-        widest = max(
-            zip(self.layout.groups, tables, strict=True),
-            key=lambda pair: pair[0].window or float("inf"),
-        )[1]
         row = 0
         for index, count in enumerate(plan.query_lens):
             assert plan.positions[row] == plan.seq_lens[index]
             for place in range(row, row + count):
                 position, token = int(plan.positions[place]), int(plan.input_ids[place])
+                firsts = [_first_seen(window, position) for window in self.windows]
                 before = 0
-                if position:
+                if min(firsts) < position:
+                    widest = tables[firsts.index(min(firsts))]
                     before = int(self.cache[self._cell(*widest[index], position - 1)])
                 for table in tables:
                     self.cache[self._cell(*table[index], position)] = _next_cell(before, token)
@@ -239,8 +262,8 @@ class OracleExecutor:
     ) -> list[int]:
         """What the widest group sees of the first `length` tokens; the others must agree."""
         views = [
-            self._read(*table[index], length, group.window)
-            for table, group in zip(tables, self.layout.groups, strict=True)
+            self._read(*table[index], length, window)
+            for table, window in zip(tables, self.windows, strict=True)
         ]
         widest = max(views, key=len)
         for view in views:
@@ -248,7 +271,7 @@ class OracleExecutor:
         return widest
 
     def _read(self, first: int, block_ids: np.ndarray, length: int, window: int) -> list[int]:
-        start = max(0, length - window) if window else 0
+        start = _first_seen(window, length - 1)
         offset = first * self.layout.block_size
         assert offset <= start, "what the window sees was given back"
         return self.cache[block_ids].reshape(-1)[start - offset : length - offset].tolist()

@@ -4,81 +4,26 @@ Apart from the other builders because it imports torch.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import gcd
 from pathlib import Path
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from protos import worker_pb2
+from runtime.cluster.loaded_model import loaded_model
+from runtime.scheduling.cache_layout import make_cache_layout
+from tests.families import FAMILIES, VOCABULARY
 from workers.batch import Batch, BlockTables, SamplingColumns
+from workers.codec import encode_spec
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
 from workers.model_executor import ModelExecutor
 from workers.parallel import TensorParallel, Topology
 from workers.sampling_codec import decode_inputs
 
-VOCABULARY = 211  # a prime: no number of ranks divides it
 NEW_TOKENS = 12
 BOUND = 1e-4  # of the logits' standard deviation
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-
-FAMILIES: Mapping[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SIZES),
-    "llama-one-kv-head": lambda: LlamaConfig(**SIZES | {"num_key_value_heads": 1}),
-    "llama-biased": lambda: LlamaConfig(
-        **SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
-    ),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=6),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SIZES | {"num_hidden_layers": 4, "pad_token_id": 0},
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=7,
-        layer_types=["sliding_attention"] * 3 + ["full_attention"],
-    ),
-    "gemma2": lambda: Gemma2Config(
-        **SIZES | {"pad_token_id": 0},
-        head_dim=16,
-        query_pre_attn_scalar=16,
-        sliding_window=5,
-        attn_logit_softcapping=1.5,
-        final_logit_softcapping=2.0,
-    ),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=64,
-        n_layer=3,
-        n_head=4,
-        n_positions=256,
-        bos_token_id=None,
-        eos_token_id=None,
-    ),
-}
 
 
 def save_tiny_model(
@@ -99,8 +44,7 @@ def save_random(folder: Path, config: PreTrainedConfig, *, shard_size: str = "50
             noise = torch.randn(parameter.shape, generator=generator) * 0.25
             # Vectors are norms and biases: kept near what they are, but all different.
             parameter.copy_(parameter + noise if parameter.dim() == 1 else noise)
-    # Experts stay stacked, as the model holds them.
-    model.save_pretrained(folder, max_shard_size=shard_size, save_original_format=False)
+    model.save_pretrained(folder, max_shard_size=shard_size)
     return folder
 
 
@@ -154,16 +98,16 @@ def load_executor(
 
 
 def make_layout(spec: ModelSpec, *, num_blocks: int = 192, block_size: int = 4) -> CacheLayout:
-    """Groups of equally many layers, each of one window."""
-    by_window: dict[int, list[int]] = {}
-    for index, layer in enumerate(spec.layers):
-        by_window.setdefault(layer.window, []).append(index)
-    size = gcd(*map(len, by_window.values()))
-    groups = tuple(
-        tuple(layers[start : start + size])
-        for layers in by_window.values()
-        for start in range(0, len(layers), size)
+    """The driver's groups, and as many blocks as are asked for."""
+    layout = make_cache_layout(
+        loaded_model([encode_spec(spec)]).layers,
+        block_size=block_size,
+        memory_bytes=1 << 40,
+        max_num_seqs=8,
+        max_model_len=spec.max_model_len,
+        max_chunk_tokens=64,
     )
+    groups = tuple(group.layers for group in layout.groups)
     return CacheLayout(block_size=block_size, num_blocks=num_blocks, groups=groups)
 
 

@@ -26,7 +26,9 @@ TOKEN = "the-right-token"
 EPOCH = 3
 TIMEOUT_S = 20.0
 
-LIMITS = StepLimits(vocab_size=4096, max_model_len=128, num_blocks=32, block_size=16, windows=(0,))
+LIMITS = StepLimits(
+    vocab_size=4096, max_model_len=128, num_blocks=32, block_size=16, windows=(0,), chunks=(0,)
+)
 
 
 def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":

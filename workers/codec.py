@@ -5,7 +5,6 @@ T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 """
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,17 +38,20 @@ class StepLimits:
     max_model_len: int
     num_blocks: int
     block_size: int
-    windows: tuple[int, ...]  # [G] tokens that a query of the group's layers sees; 0: all
+    windows: tuple[int, ...]  # [G] of the group's layers; 0: none
+    chunks: tuple[int, ...]  # [G]
 
 
 def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
     """The limits that a loaded model and its cache set."""
+    firsts = [spec.layers[group[0]] for group in layout.groups]
     return StepLimits(
         vocab_size=spec.vocab_size,
         max_model_len=spec.max_model_len,
         num_blocks=layout.num_blocks,
         block_size=layout.block_size,
-        windows=tuple(_widest(spec.layers[layer].window for layer in g) for g in layout.groups),
+        windows=tuple(layer.window for layer in firsts),
+        chunks=tuple(layer.chunk for layer in firsts),
     )
 
 
@@ -132,7 +134,7 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
 
 
 def decode_layout(request: worker_pb2.AllocateCacheRequest, spec: ModelSpec) -> CacheLayout:
-    """Raises StepError: a size is 0, or the groups don't hold every layer exactly once."""
+    """Raises StepError: a size is 0, or the groups don't hold every layer once, by kinds."""
     for name, value in (("block_size", request.block_size), ("num_blocks", request.num_blocks)):
         if value < 1:
             raise StepError(f"{name}={value} must be at least 1")
@@ -142,13 +144,17 @@ def decode_layout(request: worker_pb2.AllocateCacheRequest, spec: ModelSpec) -> 
             f"which the attention backend {spec.attention} asks for"
         )
     groups = tuple(tuple(group.layers) for group in request.groups)
-    if len({len(group) for group in groups}) > 1:
-        raise StepError(f"groups have {[len(group) for group in groups]} layers: must be equal")
     named = sorted(layer for group in groups for layer in group)
     if named != list(range(len(spec.layers))):
         raise StepError(
             f"groups name layers {named}: must be each of the model's {len(spec.layers)} once"
         )
+    for index, group in enumerate(groups):
+        kinds = {(spec.layers[layer].window, spec.layers[layer].chunk) for layer in group}
+        if len(kinds) != 1:
+            raise StepError(
+                f"groups[{index}] has layers of (window, chunk) {sorted(kinds)}: must be one kind"
+            )
     return CacheLayout(block_size=request.block_size, num_blocks=request.num_blocks, groups=groups)
 
 
@@ -169,17 +175,12 @@ def encode_spec(spec: ModelSpec) -> worker_pb2.ModelSpec:
 def _encode_layer(layer: LayerCacheSpec) -> worker_pb2.LayerCacheSpec:
     return worker_pb2.LayerCacheSpec(
         window=layer.window,
+        chunk=layer.chunk,
         num_kv_heads=layer.num_kv_heads,
         k_dim=layer.k_dim,
         v_dim=layer.v_dim,
         element_bytes=layer.element_bytes,
     )
-
-
-def _widest(windows: Iterable[int]) -> int:
-    """The window of layers that share a block table."""
-    found = set(windows)
-    return 0 if 0 in found else max(found)
 
 
 def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
@@ -233,13 +234,18 @@ def _decode_tables(
         )
     ends = -(-(seq_lens + query_lens) // limits.block_size)
     tables = []
-    for group, (table, window) in enumerate(zip(plan.block_tables, limits.windows, strict=True)):
-        # The first token that the step's first query sees.
-        seen = np.maximum(seq_lens + 1 - window, 0) if window else np.zeros_like(seq_lens)
-        tables.append(
-            _decode_table(f"block_tables[{group}]", table, seen // limits.block_size, ends, limits)
-        )
+    kinds = zip(plan.block_tables, limits.windows, limits.chunks, strict=True)
+    for group, (table, window, chunk) in enumerate(kinds):
+        starts = _first_seen(seq_lens, window, chunk) // limits.block_size
+        tables.append(_decode_table(f"block_tables[{group}]", table, starts, ends, limits))
     return tuple(tables)
+
+
+def _first_seen(seq_lens: Int32, window: int, chunk: int) -> Int32:
+    """[S] place of the first token that the step's first query sees."""
+    if chunk:
+        return seq_lens // chunk * chunk
+    return np.maximum(seq_lens + 1 - window, 0) if window else np.zeros_like(seq_lens)
 
 
 def _decode_table(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from workers.errors import ModelError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
@@ -21,13 +23,23 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCacheSpec:
-    """What one attention call of the forward pass keeps in the cache, on this rank."""
+    """What one attention call of the forward pass keeps in the cache, on this rank.
+
+    Raises ModelError: it has both a window and a chunk.
+    """
 
     window: int  # tokens a query sees, itself included; 0: all before it
+    chunk: int = 0  # a query sees from the last multiple of so many tokens on; 0: all before it
     num_kv_heads: int
     k_dim: int
     v_dim: int
     element_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.window and self.chunk:
+            raise ModelError(
+                f"a layer has window={self.window} and chunk={self.chunk}: one of them must be 0"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +59,9 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLayout:
-    """How the driver wants the KV cache. Every group has as many layers as the others.
+    """How the driver wants the KV cache: `num_blocks` blocks that all groups share.
 
-    The pool has `num_blocks` blocks that all groups share: layer i of every group lives in the
-    same storage, so a block is `block_size` tokens of as many layers as a group has.
+    A block has room for `block_size` tokens of all layers of the group that takes most.
     """
 
     block_size: int

@@ -1,4 +1,4 @@
-"""The paged KV cache of one rank: storages, and what memory there is for them."""
+"""The paged KV cache of one rank: one pool of blocks, and what memory there is for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,20 @@ from workers.config import CacheLayout, LayerCacheSpec
 from workers.errors import CacheError
 
 CGROUP = Path("/sys/fs/cgroup")
+# K and V of a layer begin at multiples of so many bytes: kernels load vectors of them.
+ALIGNMENT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Where one attention call keeps its keys and values. Layers of other groups share it."""
+    """Where one attention call keeps its keys and values: a part of every block.
+
+    Layers of other groups have theirs at the same place. In a block both are contiguous.
+    """
 
     key: torch.Tensor  # [N, B, H, K]
     value: torch.Tensor  # [N, B, H, V]
+    pool: torch.Tensor  # [N, numbers of a block]: all of it; key and value are views
 
 
 def available_memory(device: torch.device, local_world_size: int) -> int:
@@ -38,55 +44,52 @@ def allocate(
     device: torch.device,
     available_bytes: int,
 ) -> tuple[tuple[LayerCache, ...], int]:
-    """Makes the storages and gives every layer its view; returns them and the bytes allocated.
+    """Makes the pool and gives every layer its views; returns them and the bytes allocated.
 
     Raises CacheError: the layout doesn't fit the layers or the memory; nothing is allocated.
     """
-    _check_layout(layers, layout)
-    storages = [layers[first] for first in layout.groups[0]]
-    tokens = layout.num_blocks * layout.block_size
-    wanted = sum(tokens * _bytes_per_token(layer) for layer in storages)
+    _check_layout(layers, layout, dtype)
+    block_bytes = max(
+        sum(sum(_part_bytes(layers[layer], layout.block_size)) for layer in group)
+        for group in layout.groups
+    )
+    wanted = layout.num_blocks * block_bytes
     if wanted > available_bytes:
         raise CacheError(
             f"KV cache of {wanted} bytes ({layout.num_blocks} blocks of {layout.block_size} "
             f"tokens) doesn't fit: {available_bytes} bytes are free for this rank; "
             "lower kv_memory"
         )
+    pool = torch.zeros(layout.num_blocks, block_bytes // dtype.itemsize, dtype=dtype, device=device)
     caches: dict[int, LayerCache] = {}
-    for slot, storage in enumerate(storages):
-        key = torch.zeros(tokens * storage.num_kv_heads * storage.k_dim, dtype=dtype, device=device)
-        value = torch.zeros(
-            tokens * storage.num_kv_heads * storage.v_dim, dtype=dtype, device=device
-        )
-        for group in layout.groups:
-            layer = layers[group[slot]]
-            shape = (layout.num_blocks, layout.block_size, layer.num_kv_heads)
-            caches[group[slot]] = LayerCache(
-                key.view(*shape, layer.k_dim), value.view(*shape, layer.v_dim)
-            )
-    return tuple(caches[layer] for layer in range(len(layers))), wanted
+    for group in layout.groups:
+        start = 0
+        for index in group:
+            layer = layers[index]
+            key_bytes, value_bytes = _part_bytes(layer, layout.block_size)
+            shape = layout.block_size, layer.num_kv_heads
+            key = _view(pool, start, *shape, layer.k_dim)
+            value = _view(pool, start + key_bytes, *shape, layer.v_dim)
+            caches[index] = LayerCache(key, value, pool)
+            start += key_bytes + value_bytes
+    return tuple(caches[index] for index in range(len(layers))), wanted
 
 
 def copy_blocks(caches: Sequence[LayerCache], copies: torch.Tensor) -> None:
-    """Copies blocks, source to target [K, 2], one copy after the other.
-
-    In the storages of all layers: a block id names the same place in each.
-    """
+    """Copies blocks whole, source to target [K, 2], one copy after the other."""
     origin: dict[int, int] = {}  # of what each target holds in the end
     for source, target in copies.tolist():
         origin[target] = origin.get(source, source)
+    pool = caches[0].pool
     moves = torch.tensor([[*origin], [*origin.values()]], dtype=torch.int64)
-    targets, sources = moves.to(caches[0].key.device)
-    # Once each: layers of other groups share a storage, and a second time would copy what the
-    # first has written.
-    storages = {cache.key.data_ptr(): cache for cache in caches}
-    for storage in storages.values():
-        # All sources are read before a target is written.
-        storage.key[targets] = storage.key[sources]
-        storage.value[targets] = storage.value[sources]
+    targets, sources = moves.to(pool.device)
+    # All sources are read before a target is written.
+    pool[targets] = pool[sources]
 
 
-def _check_layout(layers: Sequence[LayerCacheSpec], layout: CacheLayout) -> None:
+def _check_layout(
+    layers: Sequence[LayerCacheSpec], layout: CacheLayout, dtype: torch.dtype
+) -> None:
     if layout.num_blocks < 1 or layout.block_size < 1:
         raise CacheError(
             f"num_blocks={layout.num_blocks} and block_size={layout.block_size} "
@@ -96,23 +99,31 @@ def _check_layout(layers: Sequence[LayerCacheSpec], layout: CacheLayout) -> None
         raise CacheError(
             f"cache groups {layout.groups} must name each of the {len(layers)} layers once"
         )
-    for group in layout.groups:
-        if len(group) != len(layout.groups[0]):
-            raise CacheError(f"cache groups {layout.groups} must have equally many layers")
-        for mine, first in zip(group, layout.groups[0], strict=True):
-            if _elements(layers[mine]) != _elements(layers[first]):
-                raise CacheError(
-                    f"layers {first} and {mine} can't share a storage: K and V elements per token "
-                    f"are {_elements(layers[first])} and {_elements(layers[mine])}"
-                )
+    for index, layer in enumerate(layers):
+        if layer.element_bytes != dtype.itemsize:
+            raise CacheError(
+                f"layer {index} keeps numbers of {layer.element_bytes} bytes, the cache is "
+                f"{dtype}: must be {dtype.itemsize} bytes"
+            )
 
 
-def _elements(layer: LayerCacheSpec) -> tuple[int, int]:
-    return layer.num_kv_heads * layer.k_dim, layer.num_kv_heads * layer.v_dim
+def _part_bytes(layer: LayerCacheSpec, block_size: int) -> tuple[int, int]:
+    """Of a layer's K and of its V in a block, each aligned; as the driver counts them."""
+    number_bytes = block_size * layer.num_kv_heads * layer.element_bytes
+    return _aligned(number_bytes * layer.k_dim), _aligned(number_bytes * layer.v_dim)
 
 
-def _bytes_per_token(layer: LayerCacheSpec) -> int:
-    return sum(_elements(layer)) * layer.element_bytes
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _view(
+    pool: torch.Tensor, start_bytes: int, block_size: int, num_heads: int, dim: int
+) -> torch.Tensor:
+    """[N, B, H, dim], from `start_bytes` on in every block."""
+    start = start_bytes // pool.itemsize
+    part = pool[:, start : start + block_size * num_heads * dim]
+    return part.view(len(pool), block_size, num_heads, dim)
 
 
 def _cgroup_headroom(cgroup: Path) -> float:

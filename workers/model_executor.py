@@ -18,13 +18,20 @@ from workers.attention.reference import ReferenceAttention
 from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, StepError
-from workers.layers.paged_attention import AttentionCall, AttentionPass, StepPass
+from workers.layers.paged_attention import (
+    AttentionCall,
+    AttentionPass,
+    PagedAttention,
+    StepPass,
+)
 from workers.loading.checkpoint import read_checkpoint
 from workers.loading.naming import match_names
+from workers.loading.text_part import text_tensors
 from workers.loading.weights import load_weights
 from workers.models import build
+from workers.models import config as model_files
 from workers.models.probe import find_attention_calls
-from workers.models.sharding import shard_model
+from workers.models.sharding import Sharding, shard_model
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
@@ -63,25 +70,33 @@ class ModelExecutor:
         self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
 
         folder = Path(config.model_path)
-        model_config = build.read_config(folder)
-        self._dtype = build.resolve_dtype(config.dtype, model_config)
-        self._reach = build.max_model_len(model_config)
-        self._model = build.build_model(model_config, self._dtype)
+        model_config = model_files.text_part(model_files.read_config(folder))
+        self._dtype = model_files.resolve_dtype(config.dtype, model_config)
+        self._reach = model_files.max_model_len(model_config)
+        self._attention = PagedAttention()
+        self._model = build.build_model(model_config, self._dtype, self._attention)
         shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
-        eos_token_ids = build.eos_token_ids(folder, model_config)
+        eos_token_ids = model_files.eos_token_ids(folder, model_config)
         num_embeddings = shapes[_head_name(self._model)][0]
-        self._vocab_size = build.count_token_ids(folder, num_embeddings, eos_token_ids)
-        sources = match_names(self._model, shapes, read_checkpoint(folder), folder)
-        shards = shard_model(self._model, parallel)
+        self._vocab_size = model_files.count_token_ids(folder, num_embeddings, eos_token_ids)
+        stored = read_checkpoint(folder)
+        sources = match_names(
+            self._model,
+            shapes,
+            text_tensors(stored, shapes),
+            folder,
+            ignored=build.left_out(self._model),
+        )
+        sharding = shard_model(self._model, parallel)
         load_weights(
             self._model,
             sources,
-            shards,
+            sharding.shards,
             device=self._device,
             on_progress=on_progress,
         )
         build.initialize_buffers(self._model, self._device)
-        self._calls = self._probe()
+        self._calls = self._probe(sharding)
         self.spec = self._describe(eos_token_ids)
         # A checkpoint may name ids past its vocabulary.
         self._sampler = Sampler([each for each in eos_token_ids if 0 <= each < self._vocab_size])
@@ -199,23 +214,25 @@ class ModelExecutor:
     ) -> torch.Tensor:
         """[T], [T], n rows of T -> this rank's logits [n, vocabulary part]."""
         ids = input_ids.to(self._device, torch.int64).unsqueeze(0)
-        output = self._model(
-            input_ids=ids,
-            # Without a mask transformers would guess from the positions where sequences begin.
-            attention_mask=torch.ones_like(ids, dtype=torch.bool),
-            position_ids=positions.to(self._device, torch.int64).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=wanted.to(self._device, torch.int64),
-            lockstep=attention,
-        )
+        position_ids = positions.to(self._device, torch.int64).unsqueeze(0)
+        with self._attention.running(attention, position_ids):
+            output = self._model(
+                input_ids=ids,
+                # Without a mask transformers would guess from the positions where sequences begin.
+                attention_mask=torch.ones_like(ids, dtype=torch.bool),
+                position_ids=position_ids,
+                use_cache=False,
+                logits_to_keep=wanted.to(self._device, torch.int64),
+            )
         logits: torch.Tensor = output.logits[0]
         return logits
 
     @torch.inference_mode()
-    def _probe(self) -> tuple[AttentionCall, ...]:
+    def _probe(self, sharding: Sharding) -> tuple[AttentionCall, ...]:
         return find_attention_calls(
             self._model,
             self._forward,
+            heads=sharding.heads,
             max_positions=self._reach,
             vocab_size=self._vocab_size,
             tp=self._parallel.size,
@@ -231,6 +248,7 @@ class ModelExecutor:
             layers=tuple(
                 LayerCacheSpec(
                     window=call.window,
+                    chunk=call.chunk,
                     num_kv_heads=call.num_kv_heads,
                     k_dim=call.k_dim,
                     v_dim=call.v_dim,
@@ -280,8 +298,8 @@ def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
 
 def _head_name(model: PreTrainedModel) -> str:
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if head is None:
-        raise ModelError(f"{type(model).__name__} has no head over the vocabulary")
+    if not hasattr(head, "weight"):
+        raise ModelError(f"{type(model).__name__} has no single head over the vocabulary")
     return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
 
 

@@ -73,6 +73,15 @@ class TensorParallel:
             self._group.allreduce([tensor]).wait()
         return tensor
 
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Joins the parts [..., n] to [..., size * n] on every rank."""
+        if self._group is None:
+            return tensor
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._group.allgather([parts], [tensor]).wait()
+        return torch.cat(parts, dim=-1)
+
     def gather_to_sampler(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Joins the parts [..., n] to [..., size * n] on the sampler's rank; None elsewhere."""
         if self._group is None:

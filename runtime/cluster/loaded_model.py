@@ -76,6 +76,7 @@ def _check_agreement(first: worker_pb2.ModelSpec, rank: int, spec: worker_pb2.Mo
 def _layer(layer: worker_pb2.LayerCacheSpec) -> LayerCacheSpec:
     return LayerCacheSpec(
         window=layer.window,
+        chunk=layer.chunk,
         num_kv_heads=layer.num_kv_heads,
         k_dim=layer.k_dim,
         v_dim=layer.v_dim,

@@ -42,7 +42,8 @@ class _Blocks:
 class CacheManager:
     """One table per cache group and sequence, over one pool.
 
-    A table of a window group begins where the window does: blocks before it are given back.
+    The table of a group with a window or chunks begins where the next token sees: blocks before
+    that are given back.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CacheManager:
         )
 
     def admit(self, sequence: Sequence, prefix: CachedPrefix, *, spare: int) -> Admitted | None:
-        """Gives a sequence blocks for all its tokens, as far as its windows reach.
+        """Gives a sequence blocks for all its tokens, as far as its groups reach.
 
         Shares those of `prefix`, which was found just now, and sets `num_computed_tokens`. None if
         it would leave fewer than `spare` blocks free: then nothing has changed.
@@ -116,7 +117,7 @@ class CacheManager:
         return Admitted(change, copies)
 
     def extend(self, sequence: Sequence) -> TableChange | None:
-        """Gives back what is behind the windows, then makes room for the known tokens.
+        """Gives back what no later token sees, then makes room for the known tokens.
 
         None if that isn't free: no block was added then.
         """
@@ -208,7 +209,7 @@ class CacheManager:
             return None
         firsts = self.layout.first_blocks(num_tokens)
         if any(first < mine for first, mine in zip(firsts, held.firsts, strict=True)):
-            return None  # the source's window has moved on
+            return None  # the source has given back what this one sees
         count, rest = divmod(num_tokens, self.layout.block_size)
         parts = [
             table[first - mine : count - mine]
@@ -252,7 +253,7 @@ class CacheManager:
             if gone > 0:
                 table = held.tables[group]
                 self.version += 1
-                # Before all others: a later request needs the window at its own end.
+                # Before all others: a later request needs what is seen at its own end.
                 self.pool.release(reversed(table[:gone]), evict_first=True)
                 del table[:gone]
                 held.firsts[group] += gone

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Optional
 
-from runtime.scheduling.cache_layout import CacheLayout
+from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
 
 if TYPE_CHECKING:
     from array import array
@@ -47,7 +47,9 @@ class PrefixCache:
         self._layout = layout
         self._block_size = layout.block_size
         self._num_groups = len(layout.groups)
-        self._full_groups = [index for index, group in enumerate(layout.groups) if not group.window]
+        self._full_groups = [
+            index for index, group in enumerate(layout.groups) if not group.is_local
+        ]
         self._secret = root
         self._hash = hash_fn
         self._roots: dict[bytes, Node] = {}  # by cache salt
@@ -78,7 +80,8 @@ class PrefixCache:
     ) -> list[Node]:
         """The nodes of the longest prefix that is there, of at most `count` full blocks.
 
-        That is all its blocks of full attention, and of the others what the next token sees.
+        That is all its blocks of full attention, and of the others what the next token sees: of
+        chunks none, where the prefix ends with one.
         """
         nodes = self._find_chain(hashes, token_ids, count, salt)
         return nodes[: self._reachable(nodes)]
@@ -188,7 +191,7 @@ class PrefixCache:
         return found
 
     def _reachable(self, nodes: Sequence[Node]) -> int:
-        """The most of these that a sequence can begin with: its windows must be there."""
+        """The most of these that a sequence can begin with: what its next token sees is there."""
         length = len(nodes)
         while length:
             place = self._last_missing(nodes, length)
@@ -201,14 +204,23 @@ class PrefixCache:
         """Place of a block that a prefix of so many blocks lacks, and any longer than it."""
         firsts = self._layout.first_blocks(length * self._block_size)
         for index, group in enumerate(self._layout.groups):
-            if not group.window:
+            if not group.is_local:
                 continue
             for place in range(length - 1, firsts[index] - 1, -1):
                 if nodes[place].blocks[index] is None:
-                    while place and nodes[place - 1].blocks[index] is None:
+                    # A prefix that ends behind a missing block lacks that one, unless it ends with
+                    # a chunk too: its next token sees none of them.
+                    while self._sees_last_block(group, place) and (
+                        nodes[place - 1].blocks[index] is None
+                    ):
                         place -= 1
                     return place
         return None
+
+    def _sees_last_block(self, group: CacheGroup, length: int) -> bool:
+        """Whether the token after so many blocks sees any of them."""
+        num_tokens = length * self._block_size
+        return group.first_seen(num_tokens) < num_tokens
 
     def _root(self, salt: str) -> Node:
         name = salt.encode()

@@ -23,7 +23,7 @@ class BlockTables:
     """The block tables of one cache group, end to end."""
 
     num_blocks: Int32  # [S] blocks of each sequence that are sent
-    first_blocks: Int32  # [S] place of the first of them; those before it are behind the window
+    first_blocks: Int32  # [S] place of the first of them; no token sees those before it
     block_ids: Int32  # [sum(num_blocks)] in the order of their tokens
 
 

@@ -13,7 +13,8 @@ from runtime.errors import ConfigError, InvalidRequestError, UnavailableError
 from runtime.llm import LLM
 from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams
-from tests.tiny_models import VOCABULARY, save_tiny_model
+from tests.families import VOCABULARY
+from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 

@@ -11,8 +11,8 @@ from runtime.llm import LLM, Completion
 from runtime.sampling_params import SamplingParams
 from tests.asks import save_model
 from tests.builders import demo_model_folder
+from tests.families import VOCABULARY
 from tests.tiny_engine import check_logprobs
-from tests.tiny_models import VOCABULARY
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 

@@ -1,14 +1,16 @@
 """The reference backend against a plain softmax, and the metadata it gets."""
 
+import math
+
 import pytest
 import torch
 
+from tests.plain_attention import plain_attention
 from tests.tiny_models import Row, make_batch
 from workers.attention.base import build_metadata
 from workers.attention.reference import ReferenceAttention
-from workers.errors import ModelError
-from workers.kv_cache import LayerCache
-from workers.layers.paged_attention import find_window
+from workers.config import CacheLayout, LayerCacheSpec
+from workers.kv_cache import LayerCache, allocate
 
 pytestmark = pytest.mark.cpu
 
@@ -16,24 +18,26 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 4
 
 
-def plain_attention(query, key, value, *, scale, window, softcap):
-    """One sequence, query [L, Hq, K]: every query sees the keys up to its own place."""
-    group = query.shape[1] // key.shape[1]
-    key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,khd->hqk", query, key) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    place = torch.arange(len(query))
-    hidden = place[:, None] < place
-    if window:
-        hidden |= place[:, None] - place >= window
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("hqk,khd->qhd", weights, value)
+SHAPES = ((4, 6), (2, 6), (2, 5))  # heads and width of query, key, value
+# (window, chunk)
+REACHES = [(0, 0), (1, 0), (3, 0), (6, 0), (0, 1), (0, 3), (0, 4), (0, 8), (0, 50)]
 
 
-@pytest.mark.parametrize("window", [0, 1, 3, 6])
+def make_cache(num_blocks, *, heads=2, k_dim=6, v_dim=5, fill=0.0):
+    """One layer's part of a pool that another layer is in too."""
+    layer = LayerCacheSpec(window=0, num_kv_heads=heads, k_dim=k_dim, v_dim=v_dim, element_bytes=4)
+    layout = CacheLayout(block_size=BLOCK_SIZE, num_blocks=num_blocks, groups=((0, 1),))
+    caches, _ = allocate(
+        [layer, layer], layout, dtype=torch.float32, device=CPU, available_bytes=1 << 20
+    )
+    caches[1].pool.fill_(fill)
+    return caches[1]
+
+
+@pytest.mark.parametrize(("window", "chunk"), REACHES)
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
-def test_paged_attention_equals_plain_attention(window, softcap):
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_paged_attention_equals_plain_attention(window, chunk, softcap, has_sinks):
     """Two sequences, 4 heads over 2 KV heads, K and V of different widths, fed in pieces."""
     generator = torch.Generator().manual_seed(0)
     lengths, tables = (13, 9), ([5, 0, 7, 2], [3, 6, 1])
@@ -41,10 +45,14 @@ def test_paged_attention_equals_plain_attention(window, softcap):
         [torch.randn(length, heads, dim, generator=generator) for heads, dim in SHAPES]
         for length in lengths
     ]
-    cache = LayerCache(
-        torch.full((8, BLOCK_SIZE, 2, 6), 1e9), torch.full((8, BLOCK_SIZE, 2, 5), 1e9)
-    )
-    settings = {"scale": 0.4, "window": window, "softcap": softcap}
+    cache = make_cache(8, fill=1e9)
+    settings = {
+        "scale": 0.4,
+        "window": window,
+        "chunk": chunk,
+        "softcap": softcap,
+        "sinks": torch.randn(4, generator=generator) if has_sinks else None,
+    }
     found = [[], []]
     for pieces in (((0, 7), (0, 1)), ((7, 8), (1, 6)), ((8, 11), (6, 7)), ((11, 13), (7, 9))):
         batch = make_batch(
@@ -75,35 +83,57 @@ def test_paged_attention_equals_plain_attention(window, softcap):
         assert torch.allclose(torch.cat(found[i]), expected, atol=1e-5)
 
 
-SHAPES = ((4, 6), (2, 6), (2, 5))  # heads and width of query, key, value
+def test_a_sink_takes_its_part_and_gives_nothing():
+    """One key with score 0 and value 1: the sink's part of the mass is missing."""
+    cache = make_cache(1, heads=1, k_dim=2, v_dim=2)
+    batch = make_batch([Row(sequence_id=1, tokens=[0], seq_len=0, block_tables=[[0]])])
+    (metadata,) = build_metadata(batch, block_size=BLOCK_SIZE, device=CPU)
+    sinks = torch.tensor([0.0, float("-inf"), math.log(3)], dtype=torch.float64)
+
+    output = ReferenceAttention().attend(
+        torch.zeros(1, 3, 2),
+        torch.ones(1, 1, 2),
+        torch.ones(1, 1, 2),
+        cache,
+        metadata,
+        **PLAIN | {"sinks": sinks},
+    )
+
+    assert torch.allclose(output[0, :, 0], torch.tensor([1 / 2, 1.0, 1 / 4]))
+    assert output.dtype == torch.float32
 
 
-def test_blocks_before_the_window_are_not_read():
-    cache = LayerCache(torch.zeros(4, BLOCK_SIZE, 1, 2), torch.zeros(4, BLOCK_SIZE, 1, 2))
-    cache.key[0], cache.value[0] = float("nan"), float("nan")
+PLAIN = {"scale": 1.0, "window": 0, "chunk": 0, "softcap": 0.0, "sinks": None}
+
+
+@pytest.mark.parametrize("reach", [{"window": 6}, {"chunk": 4}, {"chunk": 8}])
+def test_blocks_before_what_is_seen_are_not_read(reach):
+    cache = make_cache(4, heads=1, k_dim=2, v_dim=2)
+    cache.pool[0] = float("nan")
     batch = make_batch([Row(sequence_id=1, tokens=[0], seq_len=9, block_tables=[[0, 1, 2]])])
     (metadata,) = build_metadata(batch, block_size=BLOCK_SIZE, device=CPU)
     one = torch.ones(1, 1, 2)
 
-    output = ReferenceAttention().attend(
-        one, one, one, cache, metadata, scale=1.0, window=6, softcap=0.0
-    )
+    output = ReferenceAttention().attend(one, one, one, cache, metadata, **PLAIN | reach)
 
     assert output.isfinite().all()
 
 
-@pytest.mark.parametrize("window", [1, 4, 5, 6])
-def test_a_table_may_start_at_the_first_block_that_is_seen(window):
+@pytest.mark.parametrize(
+    ("window", "chunk"), [(1, 0), (4, 0), (5, 0), (6, 0), (0, 4), (0, 5), (0, 7), (0, 8)]
+)
+def test_a_table_may_start_at_the_first_block_that_is_seen(window, chunk):
     """One sequence feeds a chunk at 9 tokens, the other one token at 14, in blocks of 4."""
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(4, heads, dim, generator=generator) for heads, dim in SHAPES]
-    cached = [torch.randn(8, BLOCK_SIZE, *shape, generator=generator) for shape in SHAPES[1:]]
+    cached = torch.randn(make_cache(8).pool.shape, generator=generator)
     pieces = (([5, 0, 7], 9, 3), ([3, 6, 1, 2], 14, 1))
 
     def attend(*, drop: bool) -> tuple[torch.Tensor, LayerCache, list[int]]:
         rows = []
         for number, (table, seq_len, query_len) in enumerate(pieces):
-            first = max(0, seq_len + 1 - window) // BLOCK_SIZE if drop else 0
+            seen = seq_len // chunk * chunk if chunk else max(0, seq_len + 1 - window)
+            first = seen // BLOCK_SIZE if drop else 0
             row = Row(
                 sequence_id=number,
                 tokens=[0] * query_len,
@@ -113,9 +143,10 @@ def test_a_table_may_start_at_the_first_block_that_is_seen(window):
             )
             rows.append(row)
         (metadata,) = build_metadata(make_batch(rows), block_size=BLOCK_SIZE, device=CPU)
-        cache = LayerCache(*(tensor.clone() for tensor in cached))
+        cache = make_cache(8)
+        cache.pool.copy_(cached)
         output = ReferenceAttention().attend(
-            *parts, cache, metadata, scale=0.4, window=window, softcap=0.0
+            *parts, cache, metadata, **PLAIN | {"window": window, "chunk": chunk}
         )
         return output, cache, metadata.first_blocks.tolist()
 
@@ -124,8 +155,7 @@ def test_a_table_may_start_at_the_first_block_that_is_seen(window):
 
     assert min(first_blocks) > 0
     assert output.equal(whole)
-    assert cache.key.equal(same_cache.key)
-    assert cache.value.equal(same_cache.value)
+    assert cache.pool.equal(same_cache.pool)
 
 
 def test_metadata_of_the_batch_of_the_architecture_page():
@@ -145,8 +175,9 @@ def test_metadata_of_the_batch_of_the_architecture_page():
 
     first, second = build_metadata(batch, block_size=16, device=CPU)
 
-    assert first.slots.tolist() == [112, 113, 114, 115, 5 * 16 + 42 - 32]
-    assert second.slots.tolist() == [144, 145, 146, 147, 3 * 16 + 10]
+    assert first.slot_blocks.tolist() == [7, 7, 7, 7, 5]
+    assert second.slot_blocks.tolist() == [9, 9, 9, 9, 3]
+    assert first.slot_offsets.tolist() == second.slot_offsets.tolist() == [0, 1, 2, 3, 42 - 32]
     assert first.query_starts.tolist() == [0, 4, 5]
     assert first.query_lens.tolist() == [4, 1]
     assert first.seq_lens.tolist() == [0, 42]
@@ -154,36 +185,3 @@ def test_metadata_of_the_batch_of_the_architecture_page():
     assert second.block_tables.tolist() == [[9, 0], [2, 3]]
     assert [first.first_blocks.tolist(), second.first_blocks.tolist()] == [[0, 0], [0, 1]]
     assert first.extents == ((0, 4), (42, 1))
-
-
-def causal(batch, head, query, key):
-    return key <= query
-
-
-@pytest.mark.parametrize("window", [1, 2, 5, 99])
-def test_a_window_is_found_in_the_mask_rule(window):
-    def windowed(batch, head, query, key):
-        return (key <= query) & (key > query - window)
-
-    assert find_window(windowed, 100, CPU) == window
-    assert find_window(windowed, window, CPU) == 0
-
-
-def test_a_causal_rule_has_no_window():
-    assert find_window(causal, 100, CPU) == 0
-
-
-@pytest.mark.parametrize(
-    "rule",
-    [
-        lambda batch, head, query, key: key >= 0,
-        lambda batch, head, query, key: (key <= query) & (key // 8 == query // 8),
-        lambda batch, head, query, key: (key <= query) & ((key > query - 4) | (key < 2)),
-        lambda batch, head, query, key: (key <= query) & (key % 2 == query % 2),
-        lambda batch, head, query, key: (query - key).abs() < 5,
-    ],
-    ids=["all", "chunks", "sinks", "strided", "both-ways"],
-)
-def test_other_rules_are_refused(rule):
-    with pytest.raises(ModelError, match="neither causal nor"):
-        find_window(rule, 100, CPU)

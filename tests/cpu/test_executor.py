@@ -9,10 +9,9 @@ from transformers import (
     BartConfig,
     BertConfig,
     BloomConfig,
+    FalconConfig,
     FalconH1Config,
     Glm4MoeConfig,
-    GptOssConfig,
-    Llama4TextConfig,
     MambaConfig,
 )
 
@@ -28,7 +27,7 @@ from tests.tiny_models import (
 )
 from workers.config import CacheLayout
 from workers.errors import CacheError, ModelError, StepError
-from workers.models.build import DTYPES
+from workers.models.config import DTYPES
 
 pytestmark = pytest.mark.cpu
 
@@ -232,13 +231,12 @@ SMALL = {
     ("config", "reason"),
     [
         (MambaConfig(**SMALL, state_size=4), "calls attention 0 times for 2 layers"),
-        (BloomConfig(vocab_size=64, hidden_size=32, n_head=2), "doesn't run on paged attention"),
-        (BertConfig(**SMALL), "neither causal nor a causal sliding window"),
-        (GptOssConfig(**SMALL, num_local_experts=2), "attention sinks, which aren't built"),
+        (BloomConfig(vocab_size=64, hidden_size=32, n_head=2), "the attention mask by itself"),
         (
-            Llama4TextConfig(**SMALL, num_local_experts=2, attention_chunk_size=8),
-            "neither causal nor a causal sliding window",
+            FalconConfig(vocab_size=64, hidden_size=32, num_attention_heads=2, num_hidden_layers=2),
+            "attention code of its own",
         ),
+        (BertConfig(**SMALL), "neither causal nor a causal sliding window"),
         (
             BartConfig(
                 vocab_size=64,
@@ -256,11 +254,9 @@ SMALL = {
             "depend on others outside attention",
         ),
     ],
-    ids=["recurrent", "alibi", "both-ways", "sinks", "chunks", "counting", "attention-and-mamba"],
+    ids=["recurrent", "alibi", "own-code", "both-ways", "counting", "attention-and-mamba"],
 )
 def test_models_that_paged_attention_would_get_wrong_are_refused(tmp_path, config, reason):
-    if config.model_type == "bloom":
-        config.max_position_embeddings = 64
     save_random(tmp_path, config)
 
     with pytest.raises(ModelError, match=reason):

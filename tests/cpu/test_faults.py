@@ -11,9 +11,10 @@ from runtime.errors import InvalidRequestError, LockstepError, ModelOutputError
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.sampling_params import SamplingParams
 from tests.asks import EOS, KINDS, VOCAB_SIZE, batch_mates, draw_prompt, save_model
+from tests.families import VOCABULARY
 from tests.local_ranks import Rank, load_ranks
 from tests.tiny_engine import Ask, TinyEngine, WaitingCompiler, check_equal
-from tests.tiny_models import VOCABULARY, load_executor, save_tiny_model
+from tests.tiny_models import load_executor, save_tiny_model
 from workers.errors import ModelError
 
 pytestmark = pytest.mark.cpu

@@ -9,17 +9,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from protos import worker_pb2
+from runtime.cluster.loaded_model import loaded_model
 from runtime.executor.codec import decode_result, encode_sampler_inputs, encode_step
-from runtime.sampling_params import SamplingParams
-from runtime.scheduling.cache_layout import LayerCacheSpec, make_cache_layout
+from runtime.scheduling.cache_layout import make_cache_layout
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.policy import FcfsPolicy
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
+from tests.families import VOCABULARY
+from tests.params import complete_params
 from tests.scheduling import make_table
-from tests.tiny_models import VOCABULARY, load_executor, save_tiny_model
-from workers.codec import decode_plan, limits_of
+from tests.tiny_models import load_executor, save_tiny_model
+from workers.codec import decode_plan, encode_spec, limits_of
 from workers.config import CacheLayout
 from workers.model_executor import ModelExecutor
 from workers.sampling_codec import encode_result
@@ -47,16 +49,7 @@ class Served:
 
     def __init__(self, executor: ModelExecutor, *, num_blocks: int, budget: int = 24) -> None:
         spec = executor.spec
-        layers = [
-            LayerCacheSpec(
-                window=layer.window,
-                num_kv_heads=layer.num_kv_heads,
-                k_dim=layer.k_dim,
-                v_dim=layer.v_dim,
-                element_bytes=layer.element_bytes,
-            )
-            for layer in spec.layers
-        ]
+        layers = loaded_model([encode_spec(spec)]).layers
         layout = make_cache_layout(
             layers,
             block_size=BLOCK_SIZE,
@@ -119,7 +112,7 @@ class Served:
 def make(
     sequence_id: int, prompt: list[int], *, temperature: float = 0.0, seed: int = 0
 ) -> Sequence:
-    params = SamplingParams(max_tokens=NUM_NEW, temperature=temperature)
+    params = complete_params(max_tokens=NUM_NEW, temperature=temperature)
     return Sequence(sequence_id, prompt, params=params, seed=seed)
 
 

@@ -1,14 +1,7 @@
 import pytest
 
-from runtime.errors import ConfigError
 from runtime.scheduling.block_pool import BlockPool
-from runtime.scheduling.cache_layout import (
-    CACHED_SHARES,
-    CacheLayout,
-    LayerCacheSpec,
-    make_cache_layout,
-    window_blocks,
-)
+from runtime.scheduling.cache_layout import window_blocks
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.output import TableChange
 from tests.scheduling import make_layout, make_sequence
@@ -153,79 +146,9 @@ def test_admission_leaves_the_spare_blocks_free() -> None:
     assert cache.admit(sequence, cache.find_prefix(sequence), spare=2) is not None
 
 
-def layout_of(layers: list[LayerCacheSpec], *, memory_bytes: int = 1 << 20) -> CacheLayout:
-    return make_cache_layout(
-        layers,
-        block_size=16,
-        memory_bytes=memory_bytes,
-        max_num_seqs=64,
-        max_model_len=1 << 14,
-        max_chunk_tokens=512,
-    )
-
-
-def spec(window: int = 0, *, num_kv_heads: int = 1) -> LayerCacheSpec:
-    return LayerCacheSpec(
-        window=window, num_kv_heads=num_kv_heads, k_dim=8, v_dim=8, element_bytes=2
-    )
-
-
-def test_gemma_has_one_full_group_and_five_window_groups() -> None:
-    layers = [spec(window=0 if index % 6 == 5 else 512) for index in range(18)]
-    layout = layout_of(layers)
-    assert [group.window for group in layout.groups] == [0, 512, 512, 512, 512, 512]
-    assert [group.max_blocks for group in layout.groups] == [None, *[65] * 5]
-    assert layout.groups[0].layers == (5, 11, 17)
-    assert layout.groups[1].layers == (0, 1, 2)
-    assert layout.block_bytes == 3 * 16 * 32
-    assert layout.num_blocks == (1 << 20) // layout.block_bytes
-    assert layout.max_blocks_for(100 * 16) == 100 + 5 * 65
-    assert layout.max_sequence_tokens == (layout.num_blocks - 5 * 65) * 16
-
-
 def test_a_pool_smaller_than_the_windows_holds_shorter_sequences() -> None:
     layout = make_layout(num_blocks=9, block_size=4, windows=(0, 8), max_chunk_tokens=8)
     assert window_blocks(8, 8, 4) == 5
     assert layout.max_sequence_tokens == 4 * 4
     layout = make_layout(num_blocks=15, block_size=4, windows=(0, 8), max_chunk_tokens=8)
     assert layout.max_sequence_tokens == 10 * 4
-
-
-@pytest.mark.parametrize("block_size", [1, 3, 16])
-@pytest.mark.parametrize("window", [1, 2, 16, 17])
-@pytest.mark.parametrize("chunk", [1, 5, 16])
-def test_window_blocks_are_what_the_worst_chunk_touches(
-    window: int, chunk: int, block_size: int
-) -> None:
-    touched = [
-        (start + chunk - 1) // block_size - (start - window + 1) // block_size + 1
-        for start in range(window, window + 2 * block_size)
-    ]
-    assert window_blocks(window, chunk, block_size) == max(touched)
-
-
-def test_layers_of_one_kind_are_one_group() -> None:
-    layout = layout_of([spec()] * 4)
-    assert [group.layers for group in layout.groups] == [(0, 1, 2, 3)]
-
-
-def test_too_little_memory_is_refused_with_both_numbers() -> None:
-    with pytest.raises(ConfigError, match="kv_memory=100 bytes holds 0 blocks of 512 bytes"):
-        layout_of([spec()], memory_bytes=100)
-
-
-def test_layers_of_different_shapes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="2 different shapes"):
-        layout_of([spec(), spec(num_kv_heads=2)])
-
-
-def test_no_more_blocks_than_all_sequences_and_their_prefixes_can_use() -> None:
-    layout = make_cache_layout(
-        [spec()],
-        block_size=16,
-        memory_bytes=1 << 20,
-        max_num_seqs=2,
-        max_model_len=40,
-        max_chunk_tokens=16,
-    )
-    assert layout.num_blocks == CACHED_SHARES * 2 * 3

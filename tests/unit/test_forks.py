@@ -8,7 +8,7 @@ from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.output import BlockCopy
 from runtime.scheduling.policy import PriorityPolicy
 from runtime.scheduling.sequence import Sequence, Status
-from tests.scheduling import EOS, make_scheduler, make_sequence, oracle_token
+from tests.scheduling import EOS, Chunk, make_scheduler, make_sequence, oracle_token
 from tests.steps import (
     OracleRun,
     assert_right,
@@ -90,7 +90,7 @@ def test_shared_blocks_are_free_once_all_choices_have_ended() -> None:
 
 
 @pytest.mark.parametrize("prefix_cache", [True, False])
-@pytest.mark.parametrize("windows", [(0,), (0, 6), (5,)])
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (5,), (0, Chunk(8)), (Chunk(6),)])
 @pytest.mark.parametrize("num_blocks", [7, 12, 64])
 @pytest.mark.parametrize("length", [1, 4, 5, 10, 19])
 def test_choices_get_what_separate_requests_get(

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
 from runtime.scheduling.sequence import Sequence
-from tests.scheduling import make_scheduler, make_sequence, oracle_continuation
+from tests.scheduling import Chunk, make_scheduler, make_sequence, oracle_continuation
 from tests.steps import OracleRun, assert_right, output_of
 
 pytestmark = pytest.mark.unit
@@ -66,7 +66,10 @@ def test_alone() -> None:
             )
 
 
-@pytest.mark.parametrize("windows", [(0,), (0, 0, 0), (0, 6), (7,), (3, 10)])
+@pytest.mark.parametrize(
+    "windows",
+    [(0,), (0, 0, 0), (0, 6), (7,), (3, 10), (0, Chunk(8)), (Chunk(6),), (Chunk(9), 4, Chunk(12))],
+)
 @pytest.mark.parametrize("budget", [8, 9, 64])
 @pytest.mark.parametrize("num_blocks", [16, 60])
 @pytest.mark.parametrize("prefix_cache", [True, False])
@@ -135,7 +138,7 @@ def test_in_a_second_round_from_the_prefix_cache() -> None:
 
 
 @pytest.mark.parametrize("crash_at", [1, 4, 9])
-@pytest.mark.parametrize("windows", [(0,), (0, 6)])
+@pytest.mark.parametrize("windows", [(0,), (0, 6), (0, Chunk(10))])
 def test_after_a_crash(crash_at: int, windows: tuple[int, ...]) -> None:
     run = OracleRun(make_scheduler(num_blocks=34 * len(windows), windows=windows))
     sequences = make_sequences()

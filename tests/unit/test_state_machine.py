@@ -23,6 +23,7 @@ from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPo
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.sequence import Status
 from tests.scheduling import (
+    Chunk,
     OracleExecutor,
     make_scheduler,
     make_sequence,
@@ -47,6 +48,8 @@ POLICIES = (
     lambda: PriorityPolicy(ageing_s=3.0),
     lambda: FairPolicy(quantum=5),
 )
+WINDOWS = ((0,), (0,), (0, 0), (0, 3, 6), (5,), (2, 7))
+CHUNKS = ((0, Chunk(6)), (0, Chunk(4), Chunk(10)), (Chunk(7),), (3, Chunk(8)))
 # Few tokens, so that prompts share beginnings.
 PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=20)
 
@@ -56,7 +59,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(
         num_blocks=st.integers(3, 12),
-        windows=st.sampled_from([(0,), (0,), (0, 0), (0, 3, 6), (5,), (2, 7)]),
+        windows=st.sampled_from(WINDOWS + CHUNKS),
         block_size=st.integers(1, 5),
         max_num_seqs=st.integers(1, 6),
         extra_budget=st.integers(0, 12),

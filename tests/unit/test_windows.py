@@ -3,7 +3,7 @@
 import pytest
 
 from runtime.scheduling.cache_layout import window_blocks
-from tests.scheduling import make_scheduler, make_sequence
+from tests.scheduling import Chunk, make_scheduler, make_sequence
 from tests.steps import (
     OracleRun,
     assert_right,
@@ -136,7 +136,9 @@ def test_a_hit_holds_the_blocks_that_its_next_token_sees() -> None:
     assert [len(blocks) for blocks in change.appended] == [17, 3]
 
 
-@pytest.mark.parametrize("windows", [(0, 8), (6,), (0, 5, 12), (3, 9), (0, 1)])
+@pytest.mark.parametrize(
+    "windows", [(0, 8), (6,), (0, 5, 12), (3, 9), (0, 1), (0, Chunk(8)), (0, Chunk(10), 5)]
+)
 @pytest.mark.parametrize("num_blocks", [24, 40])
 def test_outputs_are_right_over_windows_hits_and_evictions(
     windows: tuple[int, ...], num_blocks: int

@@ -34,8 +34,11 @@ def table(num_blocks: list[int], first_blocks: list[int]) -> BlockTables:
     )
 
 
-def decoded(*tables: BlockTables, windows: tuple[int, ...]) -> Batch:
-    return decode_plan(sent(block_tables=tables), replace(LIMITS, windows=windows))
+def decoded(
+    *tables: BlockTables, windows: tuple[int, ...], chunks: tuple[int, ...] | None = None
+) -> Batch:
+    limits = replace(LIMITS, windows=windows, chunks=chunks or (0,) * len(windows))
+    return decode_plan(sent(block_tables=tables), limits)
 
 
 def test_each_cache_group_has_its_table() -> None:
@@ -62,6 +65,21 @@ def test_a_table_starts_no_later_than_the_window(window: int, last: int) -> None
 
 
 @pytest.mark.parametrize(
+    ("chunk", "last"), [(1, 2), (9, 2), (14, 2), (32, 2), (20, 2), (31, 1), (43, 0), (99, 0)]
+)
+def test_a_table_starts_no_later_than_the_chunk(chunk: int, last: int) -> None:
+    """As above; the chunk of position 42 begins at its last multiple up to there."""
+    batch = decoded(table([1, 3 - last], [0, last]), windows=(0,), chunks=(chunk,))
+
+    assert batch.block_tables[0].first_blocks.tolist() == [0, last]
+    with pytest.raises(
+        StepError,
+        match=rf"^block_tables\[0\].first_blocks\[1\] is {last + 1}: must be in \[0, {last}\]$",
+    ):
+        decoded(table([1, 3], [0, last + 1]), windows=(0,), chunks=(chunk,))
+
+
+@pytest.mark.parametrize(
     ("tables", "message"),
     [
         (table([1, 3], [0]), r"first_blocks has 1 values, sequence_ids has 2: must be equal"),
@@ -85,13 +103,19 @@ def test_a_driver_that_sends_no_first_blocks_is_refused() -> None:
         decode_plan(plan, LIMITS)
 
 
-def test_a_group_sees_as_far_as_its_widest_layer() -> None:
+def test_a_group_sees_as_far_as_its_layers() -> None:
     layer = model_spec().layers[0]
-    spec = model_spec(layers=tuple(replace(layer, window=w) for w in (0, 5, 3, 7, 6, 9)))
-    layout = CacheLayout(block_size=8, num_blocks=9, groups=((1, 2), (3, 4), (0, 5)))
+    kinds = [(0, 0), (5, 0), (0, 7), (5, 0)]
+    layers = tuple(replace(layer, window=window, chunk=chunk) for window, chunk in kinds)
+    layout = CacheLayout(block_size=8, num_blocks=9, groups=((1, 3), (2,), (0,)))
 
-    assert limits_of(spec, layout) == StepLimits(
-        vocab_size=4096, max_model_len=128, num_blocks=9, block_size=8, windows=(5, 7, 0)
+    assert limits_of(model_spec(layers=layers), layout) == StepLimits(
+        vocab_size=4096,
+        max_model_len=128,
+        num_blocks=9,
+        block_size=8,
+        windows=(5, 0, 0),
+        chunks=(0, 7, 0),
     )
 
 

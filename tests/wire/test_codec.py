@@ -257,7 +257,9 @@ def test_the_input_hash_is_that_of_the_protocol() -> None:
         (16, 0, [[0, 1]], "num_blocks=0 must be at least 1"),
         (12, 8, [[0, 1]], "block_size=12 must be a multiple of 8"),
         (16, 8, [[0], [0]], r"groups name layers \[0, 0\]"),
-        (16, 8, [[0, 1], [1]], r"groups have \[2, 1\] layers"),
+        (16, 8, [[0, 1], [1], [2]], r"groups name layers \[0, 1, 1, 2\]"),
+        (16, 8, [[0, 1], [], [2]], r"groups\[1\] has layers of \(window, chunk\) \[\]"),
+        (16, 8, [[0], [1, 2]], r"groups\[1\] .* \[\(0, 0\), \(0, 32\)\]: must be one kind"),
     ],
 )
 def test_a_malformed_layout_is_refused(
@@ -269,5 +271,21 @@ def test_a_malformed_layout_is_refused(
         groups=[worker_pb2.CacheGroup(layers=layers) for layers in groups],
     )
 
+    layer = model_spec().layers[0]
+    layers = (layer, layer, replace(layer, chunk=32))
+
     with pytest.raises(StepError, match=message):
-        decode_layout(request, model_spec(block_size_multiple=8))
+        decode_layout(request, model_spec(block_size_multiple=8, layers=layers))
+
+
+def test_groups_may_have_different_numbers_of_layers() -> None:
+    layer = model_spec().layers[0]
+    request = worker_pb2.AllocateCacheRequest(
+        block_size=16,
+        num_blocks=8,
+        groups=[worker_pb2.CacheGroup(layers=layers) for layers in ([2, 0], [1])],
+    )
+
+    layout = decode_layout(request, model_spec(layers=(layer, replace(layer, window=9), layer)))
+
+    assert layout.groups == ((2, 0), (1,))

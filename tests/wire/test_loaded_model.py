@@ -1,6 +1,6 @@
 """The ranks' specs become one model, if they agree."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ from runtime.cluster.loaded_model import loaded_model
 from runtime.errors import WorkerError
 from tests.transport import model_spec
 from workers.codec import encode_spec
+from workers.config import LayerCacheSpec as WorkerSpec
 
 pytestmark = pytest.mark.wire
 
@@ -27,6 +28,17 @@ def test_memory_is_that_of_the_poorest_rank_and_parameters_are_summed() -> None:
     assert [layer.k_dim for layer in model.layers] == [8, 8]
 
 
+def test_every_field_of_a_layer_arrives() -> None:
+    layers = tuple(
+        WorkerSpec(window=window, chunk=chunk, num_kv_heads=3, k_dim=24, v_dim=16, element_bytes=2)
+        for window, chunk in ((0, 8192), (512, 0))
+    )
+
+    model = loaded_model([encode_spec(model_spec(layers=layers))])
+
+    assert [asdict(layer) for layer in model.layers] == [asdict(layer) for layer in layers]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -36,6 +48,10 @@ def test_memory_is_that_of_the_poorest_rank_and_parameters_are_summed() -> None:
         (
             {"layers": (model_spec().layers[0], replace(model_spec().layers[1], window=9))},
             "layer 1 is .*window=0.* and .*window=9",
+        ),
+        (
+            {"layers": (model_spec().layers[0], replace(model_spec().layers[1], chunk=9))},
+            "layer 1 is .*chunk=0.* and .*chunk=9",
         ),
     ],
 )

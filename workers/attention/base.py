@@ -23,7 +23,9 @@ class AttentionMetadata:
     query_starts: torch.Tensor  # [S + 1] int32, first row of each sequence in T
     block_tables: torch.Tensor  # [S, max_blocks] int32, padded
     first_blocks: torch.Tensor  # [S] int32, place in its sequence of each table's first block
-    slots: torch.Tensor  # [T] int64, where each token's K and V go
+    # Where each token's K and V go. The cache is strided by blocks, so a slot is two numbers.
+    slot_blocks: torch.Tensor  # [T] int64, block of the pool
+    slot_offsets: torch.Tensor  # [T] int64, place in it
     extents: tuple[tuple[int, int], ...]  # [S] (seq_len, query_len), for loops on the host
 
 
@@ -43,13 +45,17 @@ class AttentionBackend(Protocol):
         *,
         scale: float,
         window: int,
+        chunk: int,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Causal attention, aligned bottom right: the last query sees all keys.
 
         query [T, Hq, K], key [T, H, K], value [T, H, V], Hq a multiple of H; returns [T, Hq, V],
-        contiguous. A query sees the `window` last tokens, itself included, 0: all. Scores become
-        softcap * tanh(scores / softcap) unless softcap is 0.
+        contiguous. A query sees the `window` last tokens, itself included, or those from the last
+        multiple of `chunk` on, 0: all. Scores become softcap * tanh(scores / softcap) unless
+        softcap is 0. `sinks` [Hq] is one more score for every query of a head, neither scaled nor
+        capped, of a token whose value is 0.
         """
         ...
 
@@ -68,6 +74,8 @@ def build_metadata(
     seq_lens, fed, query_starts = (
         tensor.to(device) for tensor in (batch.seq_lens, batch.query_lens, starts)
     )
+    places = positions // block_size
+    offsets = (positions % block_size).to(device)
     return tuple(
         AttentionMetadata(
             seq_lens=seq_lens,
@@ -75,16 +83,14 @@ def build_metadata(
             query_starts=query_starts,
             block_tables=tables.block_ids.to(device),
             first_blocks=tables.first_blocks.to(device),
-            slots=_slots(tables, sequence, positions, block_size).to(device),
+            slot_blocks=_slot_blocks(tables, sequence, places).to(device),
+            slot_offsets=offsets,
             extents=extents,
         )
         for tables in batch.block_tables
     )
 
 
-def _slots(
-    tables: BlockTables, sequence: torch.Tensor, positions: torch.Tensor, block_size: int
-) -> torch.Tensor:
-    place = positions // block_size - tables.first_blocks[sequence]
-    blocks = tables.block_ids[sequence, place].to(torch.int64)
-    return blocks * block_size + positions % block_size
+def _slot_blocks(tables: BlockTables, sequence: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """[T]; `places` are those of the tokens' blocks in their sequences."""
+    return tables.block_ids[sequence, places - tables.first_blocks[sequence]].to(torch.int64)

@@ -22,19 +22,21 @@ class ReferenceAttention:
         *,
         scale: float,
         window: int,
+        chunk: int,
         softcap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """As AttentionBackend says."""
-        cache.key.flatten(0, 1)[metadata.slots] = key
-        cache.value.flatten(0, 1)[metadata.slots] = value
+        cache.key[metadata.slot_blocks, metadata.slot_offsets] = key
+        cache.value[metadata.slot_blocks, metadata.slot_offsets] = value
         output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         block_size = cache.key.shape[1]
         start = 0
         first_blocks = metadata.first_blocks.tolist()
         for row, (seq_len, query_len) in enumerate(metadata.extents):
             total = seq_len + query_len
-            # Nothing before the first query's window is read: its blocks may belong to others.
-            first = max(0, seq_len + 1 - window) if window else 0
+            # Nothing before what the first query sees is read: its blocks may belong to others.
+            first = _first_seen(seq_len, window, chunk)
             places = slice(
                 first // block_size - first_blocks[row],
                 -(-total // block_size) - first_blocks[row],
@@ -43,15 +45,22 @@ class ReferenceAttention:
             inner = slice(first % block_size, first % block_size + total - first)
             keys = cache.key[blocks].flatten(0, 1)[inner]
             values = cache.value[blocks].flatten(0, 1)[inner]
-            mask = _visible(seq_len, query_len, first, window, query.device)
+            mask = _visible(seq_len, query_len, first, window, chunk, query.device)
             rows = slice(start, start + query_len)
-            output[rows] = _attend_one(query[rows], keys, values, mask, scale, softcap)
+            output[rows] = _attend_one(query[rows], keys, values, mask, scale, softcap, sinks)
             start += query_len
         return output
 
 
+def _first_seen(position: int, window: int, chunk: int) -> int:
+    """Place of the first key that the query at `position` sees."""
+    if chunk:
+        return position // chunk * chunk
+    return max(0, position + 1 - window) if window else 0
+
+
 def _visible(
-    seq_len: int, query_len: int, first: int, window: int, device: torch.device
+    seq_len: int, query_len: int, first: int, window: int, chunk: int, device: torch.device
 ) -> torch.Tensor | None:
     """[query_len, keys] bool, keys from position `first` on; None where a query sees all keys."""
     if query_len == 1:
@@ -59,6 +68,8 @@ def _visible(
     queries = torch.arange(seq_len, seq_len + query_len, device=device)[:, None]
     keys = torch.arange(first, seq_len + query_len, device=device)
     visible = keys <= queries
+    if chunk:
+        return visible & (keys >= queries // chunk * chunk)
     return visible & (keys > queries - window) if window else visible
 
 
@@ -69,6 +80,7 @@ def _attend_one(
     visible: torch.Tensor | None,
     scale: float,
     softcap: float,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """Query [Q, Hq, K], key [L, H, K], value [L, H, V] -> [Q, Hq, V] in value's dtype."""
     num_queries, num_heads, _ = query.shape
@@ -80,5 +92,9 @@ def _attend_one(
     if visible is not None:
         by_query = scores.view(key.shape[1], -1, num_queries, key.shape[0])
         by_query.masked_fill_(~visible, float("-inf"))
-    attended = scores.softmax(dim=-1) @ value.float().transpose(0, 1)
+    if sinks is not None:
+        by_row = sinks.float().reshape(key.shape[1], -1, 1).repeat_interleave(num_queries, dim=1)
+        scores = torch.cat((scores, by_row), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : key.shape[0]]  # what a sink gets is lost
+    attended = weights @ value.float().transpose(0, 1)
     return attended.reshape(num_heads, num_queries, -1).transpose(0, 1).to(value.dtype)

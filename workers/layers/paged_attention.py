@@ -1,12 +1,14 @@
 """The attention function that transformers' models call, and what they may ask of it.
 
-A forward pass carries its own `AttentionPass` as a keyword down to every attention call: a probe
-at load, which learns the calls, or a step, which runs them on the cache.
+Each call goes to the `AttentionPass` of the forward pass that runs: a probe at load, which learns
+the calls, or a step, which runs them on the cache.
 """
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -15,23 +17,23 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from workers.attention.base import AttentionBackend, AttentionMetadata
 from workers.errors import ModelError
 from workers.kv_cache import LayerCache
+from workers.layers.mask_rule import MaskFunction, MaskRule, Reach, find_reach
 
-NAME = "lockstep"
-# Keywords that some models pass on and that say nothing about who sees whom.
-HARMLESS = frozenset({"position_ids", "cache_position", "use_cache", "layer_idx"})
-
-MaskFunction = Callable[[Any, Any, Any, Any], torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class MaskRule:
-    """Stands for the mask tensor.
-
-    A model that computes attention itself fails on it, where a missing mask would silently make
-    it see the future.
-    """
-
-    sees: MaskFunction  # (batch, head, query position, key position) -> bool
+# Keywords that models pass on and that say nothing about who sees whom.
+HARMLESS = frozenset(
+    {
+        "cache_position",
+        "layer_idx",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +45,46 @@ class Settings:
     softcap: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class HeadShard:
+    """The heads [start, stop) that a rank keeps where all of them reach attention."""
+
+    query: tuple[int, int]
+    key: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionInputs:
+    """What one call brings, batch 1: query [Hq, T, K], key [H, T, K], value [H, T, V]."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    sinks: torch.Tensor | None  # [Hq] logits that have no value
+
+    def cut(self, heads: HeadShard | None) -> "AttentionInputs":
+        """Those of this rank's heads."""
+        if heads is None:
+            return self
+        query, key = slice(*heads.query), slice(*heads.key)
+        sinks = None if self.sinks is None else self.sinks[query]
+        return AttentionInputs(self.query[query], self.key[key], self.value[key], sinks)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
     """One call of the attention function in a forward pass, on this rank."""
 
     module: nn.Module
     settings: Settings
+    heads: HeadShard | None  # None: the model brings this rank's heads alone
     num_heads: int
     num_kv_heads: int
     k_dim: int
     v_dim: int
     scale: float
     window: int  # tokens a query sees, itself included; 0: all before it
+    chunk: int  # a query sees tokens from the last multiple of it on; 0: all before it
     softcap: float  # 0: none
 
 
@@ -64,21 +94,66 @@ class AttentionPass(Protocol):
     def attend(
         self,
         module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        inputs: AttentionInputs,
         mask: object,
         settings: Settings,
-        others: dict[str, object],
+        others: Mapping[str, object],
     ) -> torch.Tensor:
-        """Query [1, Hq, T, K], key [1, H, T, K], value [1, H, T, V] -> [1, T, Hq, V]."""
+        """Returns [T, Hq, V], the heads that this rank keeps."""
         ...
 
 
-def register() -> None:
-    """Makes the function known to transformers under NAME."""
-    AttentionInterface.register(NAME, attention_forward)
-    AttentionMaskInterface.register(NAME, make_mask)
+class PagedAttention:
+    """The attention function of one model, under a name of its own in transformers.
+
+    The pass isn't handed down through the model: some drop keywords on the way to attention.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"lockstep-{next(_numbers)}"
+        self._pass: AttentionPass | None = None
+        self._positions: torch.Tensor | None = None
+        AttentionInterface.register(self.name, self)
+        AttentionMaskInterface.register(self.name, make_mask)
+
+    @contextmanager
+    def running(self, attention: AttentionPass, positions: torch.Tensor) -> Iterator[None]:
+        """Calls within go to `attention`; `positions` [1, T] are those of the forward pass."""
+        self._pass, self._positions = attention, positions
+        try:
+            yield
+        finally:
+            self._pass = self._positions = None
+
+    def positions(self) -> torch.Tensor:
+        """Those of the forward pass that runs, [1, T]."""
+        assert self._positions is not None, "forward passes run in `running`"
+        return self._positions
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: object,
+        *,
+        scaling: float | None = None,
+        dropout: float = 0.0,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **others: object,
+    ) -> tuple[torch.Tensor, None]:
+        """What transformers calls: [1, heads, T, dim] each -> [1, T, heads, dim of the values]."""
+        assert self._pass is not None, "forward passes run in `running`"
+        if dropout:
+            kind = type(module).__name__
+            raise ModelError(f"{kind} asks for attention dropout={dropout}: must be 0")
+        inputs = AttentionInputs(query[0], key[0], value[0], s_aux)
+        settings = Settings(scaling, sliding_window, softcap)
+        output = self._pass.attend(module, inputs, attention_mask, settings, others)
+        return output.unsqueeze(0), None
 
 
 def make_mask(*, mask_function: MaskFunction, **_: object) -> MaskRule:
@@ -86,50 +161,24 @@ def make_mask(*, mask_function: MaskFunction, **_: object) -> MaskRule:
     return MaskRule(mask_function)
 
 
-def attention_forward(
-    module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: object,
-    *,
-    lockstep: AttentionPass | None = None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **others: object,
-) -> tuple[torch.Tensor, None]:
-    """What transformers calls for attention; `lockstep` is our keyword of the model call."""
-    if lockstep is None:
-        raise ModelError(f"{type(module).__name__} doesn't hand keywords on to attention")
-    if s_aux is not None:
-        raise ModelError(f"{type(module).__name__} has attention sinks, which aren't built")
-    if dropout:
-        raise ModelError(f"{type(module).__name__} asks for attention dropout={dropout}: must be 0")
-    settings = Settings(scaling, sliding_window, softcap)
-    return lockstep.attend(module, query, key, value, attention_mask, settings, others), None
-
-
 class ProbePass:
     """A dry run that writes down the calls, and answers as if each token saw itself alone."""
 
-    def __init__(self, max_positions: int) -> None:
+    def __init__(self, max_positions: int, heads: Mapping[nn.Module, HeadShard]) -> None:
+        """`heads` are those that this rank keeps of attention modules that bring all."""
         self.calls: list[AttentionCall] = []
-        self.inputs: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # query, key, value
+        self.inputs: list[AttentionInputs] = []
+        self._heads = heads
         self._max_positions = max_positions
-        self._windows: dict[int, tuple[MaskRule, int]] = {}  # by the rule's id; keeps it alive
+        self._reaches: dict[int, tuple[MaskRule, Reach]] = {}  # by the rule's id; keeps it alive
 
     def attend(
         self,
         module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        inputs: AttentionInputs,
         mask: object,
         settings: Settings,
-        others: dict[str, object],
+        others: Mapping[str, object],
     ) -> torch.Tensor:
         """Raises ModelError: the call asks for something that isn't built."""
         kind = type(module).__name__
@@ -138,33 +187,43 @@ class ProbePass:
             raise ModelError(f"{kind} passes {', '.join(unknown)} to attention: that isn't built")
         if not isinstance(mask, MaskRule):
             raise ModelError(f"{kind} brings a mask of its own: only causal masks are built")
+        heads = self._heads.get(module)
+        own = inputs.cut(heads)
+        reach = self._reach(kind, mask, settings.sliding_window, own.query.device)
+        head_dim = own.query.shape[2]
         self.calls.append(
             AttentionCall(
                 module=module,
                 settings=settings,
-                num_heads=query.shape[1],
-                num_kv_heads=key.shape[1],
-                k_dim=key.shape[3],
-                v_dim=value.shape[3],
-                scale=query.shape[3] ** -0.5 if settings.scaling is None else settings.scaling,
-                window=self._window(kind, mask, settings.sliding_window, query.device),
+                heads=heads,
+                num_heads=len(own.query),
+                num_kv_heads=len(own.key),
+                k_dim=own.key.shape[2],
+                v_dim=own.value.shape[2],
+                scale=head_dim**-0.5 if settings.scaling is None else settings.scaling,
+                window=reach.window,
+                chunk=reach.chunk,
                 softcap=settings.softcap or 0.0,
             )
         )
-        self.inputs.append((query, key, value))
-        shared_by = query.shape[1] // value.shape[1]
-        return value.repeat_interleave(shared_by, dim=1).transpose(1, 2).contiguous()
+        self.inputs.append(own)
+        shared_by = len(own.query) // len(own.value)
+        return own.value.repeat_interleave(shared_by, dim=0).transpose(0, 1).contiguous()
 
-    def _window(self, kind: str, mask: MaskRule, keyword: int | None, device: torch.device) -> int:
-        if id(mask) not in self._windows:
-            self._windows[id(mask)] = mask, find_window(mask.sees, self._max_positions, device)
-        window = self._windows[id(mask)][1]
-        asked = keyword or 0
-        if asked not in (0, window) and not (window == 0 and asked >= self._max_positions):
+    def _reach(
+        self, kind: str, mask: MaskRule, sliding_window: int | None, device: torch.device
+    ) -> Reach:
+        if id(mask) not in self._reaches:
+            self._reaches[id(mask)] = mask, find_reach(mask.sees, self._max_positions, device)
+        reach = self._reaches[id(mask)][1]
+        asked = sliding_window or 0
+        is_whole = reach == Reach() and asked >= self._max_positions
+        if asked not in (0, reach.window) and not is_whole:
             raise ModelError(
-                f"{kind} asks for sliding_window={keyword} but its mask has a window of {window}"
+                f"{kind} asks for sliding_window={sliding_window} but its mask has a window of "
+                f"{reach.window}"
             )
-        return window
+        return reach
 
 
 class StepPass:
@@ -184,12 +243,10 @@ class StepPass:
     def attend(
         self,
         module: nn.Module,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
+        inputs: AttentionInputs,
         mask: object,
         settings: Settings,
-        others: dict[str, object],
+        others: Mapping[str, object],
     ) -> torch.Tensor:
         """Raises ModelError: this isn't the call that came here in the dry run."""
         call, cache, metadata = next(self._calls, (None, None, None))
@@ -200,44 +257,21 @@ class StepPass:
                 f"the forward pass calls attention of {type(module).__name__} in another order "
                 "or with other settings than at load"
             )
-        output = self._backend.attend(
-            query[0].transpose(0, 1),
-            key[0].transpose(0, 1),
-            value[0].transpose(0, 1),
+        own = inputs.cut(call.heads)
+        return self._backend.attend(
+            own.query.transpose(0, 1),
+            own.key.transpose(0, 1),
+            own.value.transpose(0, 1),
             cache,
             metadata,
             scale=call.scale,
             window=call.window,
+            chunk=call.chunk,
             softcap=call.softcap,
+            sinks=own.sinks,
         )
-        return output.unsqueeze(0)
 
     def finish(self) -> None:
         """Raises ModelError: calls are missing."""
         if next(self._calls, None) is not None:
             raise ModelError("the forward pass calls attention less often than at load")
-
-
-def find_window(sees: MaskFunction, num_positions: int, device: torch.device) -> int:
-    """The window of a causal mask rule over `num_positions` positions, 0 where it has none.
-
-    Raises ModelError: the rule is neither causal nor a causal window.
-    """
-    keys = torch.arange(num_positions, device=device)
-    zero = keys.new_zeros(())
-    last = num_positions - 1
-
-    def seen_by(query: int) -> torch.Tensor:
-        return sees(zero, zero, keys.new_full((), query), keys).expand_as(keys)
-
-    window = int(seen_by(last).sum())
-    # A window starts at every position; a chunk only at its multiples, which these would show.
-    near = (0, 1, 2, last // 2, window - 1, window, window + 1, 2 * window - 1, 2 * window, last)
-    for query in sorted({query for query in near if 0 <= query <= last}):
-        expected = (keys <= query) & (keys > query - window)
-        if not bool((seen_by(query) == expected).all()):
-            raise ModelError(
-                "the model's attention mask is neither causal nor a causal sliding window: "
-                "that isn't built"
-            )
-    return 0 if window == num_positions else window

@@ -5,15 +5,16 @@ apart. A model that joins tokens elsewhere, or counts positions by itself, would
 without a word: it is refused here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from workers.errors import ModelError
-from workers.layers.paged_attention import AttentionCall, AttentionPass, ProbePass
-from workers.models.build import TRANSFORMERS_ERRORS
-from workers.models.sharding import num_heads
+from workers.layers.mask_rule import MaskRule
+from workers.layers.paged_attention import AttentionCall, AttentionPass, HeadShard, ProbePass
+from workers.models.config import TRANSFORMERS_ERRORS
 
 # Input ids [T], positions [T], rows of T that get logits [R], attention -> logits [R, V].
 Forward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, AttentionPass], torch.Tensor]
@@ -24,7 +25,13 @@ BOUND = 0.03
 
 
 def find_attention_calls(
-    model: PreTrainedModel, forward: Forward, *, max_positions: int, vocab_size: int, tp: int
+    model: PreTrainedModel,
+    forward: Forward,
+    *,
+    heads: Mapping[nn.Module, HeadShard],
+    max_positions: int,
+    vocab_size: int,
+    tp: int,
 ) -> tuple[AttentionCall, ...]:
     """The attention calls of a forward pass, in order.
 
@@ -36,12 +43,21 @@ def find_attention_calls(
     passes = []
     try:
         for first, second in zip(pairs, (*pairs[1:], pairs[0]), strict=True):
-            probe = ProbePass(max_positions)
+            probe = ProbePass(max_positions, heads)
             ids, positions = torch.cat((first, second), dim=1)
             logits = forward(ids, positions, torch.tensor([1, 3]), probe)
             passes.append((probe, logits))
     except TRANSFORMERS_ERRORS as error:
-        raise ModelError(f"{kind} doesn't run on paged attention at tp={tp}: {error}") from error
+        if MaskRule.__name__ in str(error):
+            raise ModelError(
+                f"{kind} computes with the attention mask by itself (ALiBi, learned or sparse "
+                "masks, attention code of its own): such models aren't served"
+            ) from error
+        if tp > 1:
+            raise ModelError(
+                f"{kind}: its parts don't fit together at tp={tp} ({error}): serve it with --tp 1"
+            ) from error
+        raise ModelError(f"{kind} doesn't run on paged attention: {error}") from error
     calls = passes[0][0].calls
     _check_calls(model, calls, tp)
     for place, (probe, logits) in enumerate(passes):
@@ -78,24 +94,26 @@ def _pairs(vocab_size: int, max_positions: int) -> list[torch.Tensor]:
 
 
 def _check_calls(model: PreTrainedModel, calls: Sequence[AttentionCall], tp: int) -> None:
-    kind, whole = type(model).__name__, num_heads(model)
-    layers = model.config.get_text_config().num_hidden_layers
+    kind = type(model).__name__
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     if len(calls) < layers:
         raise ModelError(
             f"{kind} calls attention {len(calls)} times for {layers} layers: models "
             "with recurrent layers or attention code of their own aren't served"
         )
     for call in calls:
-        if tp > 1 and call.num_heads * tp != whole:
+        if call.num_heads % call.num_kv_heads:
             raise ModelError(
-                f"{kind}: its tensor-parallel plan puts {call.num_heads} of {whole} attention "
-                f"heads on each of {tp} ranks: serve it with --tp 1"
+                f"{kind}: {call.num_heads} query heads can't share {call.num_kv_heads} KV heads "
+                f"on each of {tp} ranks: use another tp"
             )
 
 
 def _rows(probe: ProbePass, rows: slice) -> list[torch.Tensor]:
     """Queries, keys and values of some of a pass's tokens."""
-    return [tensor[0, :, rows] for call in probe.inputs for tensor in call]
+    return [
+        tensor[:, rows] for call in probe.inputs for tensor in (call.query, call.key, call.value)
+    ]
 
 
 def _alike(mine: torch.Tensor, other: torch.Tensor) -> bool:
