@@ -18,7 +18,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full nightly format proto hooks clean
+.PHONY: help setup demo test check check-full zoo nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -26,6 +26,7 @@ help:
 	@echo "check       lint, format, types, import contracts, generated code"
 	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
 	@echo "check-full  all tests that need no GPU"
+	@echo "zoo         every causal language model of transformers, for README and lockstep models"
 	@echo "nightly     20,000 random lives of the scheduler, and the benchmarks"
 	@echo "format      format the code"
 	@echo "proto       make the code of protos/*.proto again"
@@ -38,7 +39,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or name it by PYTHON=" >&2; exit 1; }
 	$(HEALTHY) || "$(PYTHON)" -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-	  --constraint constraints.txt --editable '.[demo,bench,dev]'
+	  --constraint constraints.txt --editable '.[demo,gguf,bench,dev]'
 	touch $@
 
 demo: $(STAMP)
@@ -56,6 +57,10 @@ check: $(STAMP)
 
 check-full: $(STAMP)
 	$(PYTEST) -m "not nightly and not gpu" $(TIERS)
+
+zoo: $(STAMP)
+	$(BIN)/python -m workers.gate.zoo --json runtime/model_support.json
+	$(BIN)/python -m runtime.model_support README.md
 
 nightly: $(STAMP)
 	$(PYTEST) -m nightly $(TIERS)

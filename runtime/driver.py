@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 
 from runtime.cluster.group import LoadedModel, start_workers
 from runtime.config import EngineConfig
@@ -13,6 +14,7 @@ from runtime.errors import ConfigError
 from runtime.generation_config import read_defaults
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.model_files import resolve_model
+from runtime.model_gate import check_model
 from runtime.progress import StartupProgress
 from runtime.request import ModelInfo
 from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingDefaults
@@ -43,6 +45,7 @@ def running_engine(
     with StartupProgress(quiet=quiet) as progress:
         model_path = resolve_model(config.model, progress.message)
         defaults = resolve_defaults(config, model_path)
+        check_model(config.model, Path(model_path), tp=config.tp, on_message=progress.message)
         group = start_workers(config, model_path, epoch=1, on_progress=progress.loaded)
     with group:
         spec = group.spec

@@ -1,17 +1,21 @@
 """Our models give what transformers gives, alone and cut over ranks."""
 
+import random
+
 import pytest
 import torch
 
+from runtime.model_gate import TESTED_TYPES
+from tests.families import FAMILIES, TYPES, VOCABULARY
 from tests.ranks import EXPECTED, Finding, examine, run_ranks
 from tests.tiny_models import (
     BOUND,
-    FAMILIES,
     Feeder,
     error_in_std,
     expect,
     forced_logits,
     load_executor,
+    make_batch,
     save_tiny_model,
 )
 from workers.attention import reference
@@ -20,9 +24,7 @@ from workers.parallel import TensorParallel, Topology
 
 pytestmark = pytest.mark.cpu
 
-WITHOUT_PLAN = "gpt2"
-CUT = [family for family in FAMILIES if family != WITHOUT_PLAN]
-FOUR_RANKS = ["llama", "llama-one-kv-head", "gemma3"]
+FOUR_RANKS = ["llama", "llama-one-kv-head", "gemma3", "gpt_oss"]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def alone(folders) -> dict[str, Finding]:
 
 @pytest.fixture(scope="module")
 def on_two(folders, tmp_path_factory):
-    return run_ranks([folders[family] for family in CUT], 2, tmp_path_factory.mktemp("two"))
+    return run_ranks(list(folders.values()), 2, tmp_path_factory.mktemp("two"))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def test_one_rank_equals_transformers(alone, family):
     assert alone[family].greedy_equal
 
 
-@pytest.mark.parametrize("family", CUT)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_two_ranks_equal_transformers(on_two, family):
     sampler, _ = on_two[family]
 
@@ -76,10 +78,12 @@ def test_four_ranks_equal_transformers(on_four, family):
 def test_the_comparison_can_fail(folders, family, monkeypatch):
     """A hidden previous key moves the logits of every family far beyond the bound."""
 
-    def hide_previous(seq_len, query_len, first, window, device):
+    def hide_previous(seq_len, query_len, first, window, chunk, device):
         queries = torch.arange(seq_len, seq_len + query_len)[:, None]
         keys = torch.arange(first, seq_len + query_len)
         seen = (keys <= queries) & (keys != queries - 1)
+        if chunk:
+            return seen & (keys >= queries // chunk * chunk)
         return seen & (keys > queries - window) if window else seen
 
     monkeypatch.setattr(reference, "_visible", hide_previous)
@@ -91,7 +95,24 @@ def test_the_comparison_can_fail(folders, family, monkeypatch):
     assert error_in_std(logits, expected.logits) > 100 * BOUND
 
 
-@pytest.mark.parametrize("family", CUT)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batch_mates_never_interact(folders, family):
+    """Logits beside a sequence that is 50 times as long are those alone."""
+    draw = random.Random(5)
+    short, long = ([draw.randrange(VOCABULARY) for _ in range(length)] for length in (5, 250))
+
+    def logits_of(*texts):
+        feeder = Feeder(load_executor(folders[family]), num_blocks=1024)
+        rows = [feeder.row(n, text, sample=range(len(text))) for n, text in enumerate(texts)]
+        return feeder.executor.compute_logits(make_batch(rows)).split([*map(len, texts)])
+
+    (alone,) = logits_of(short)
+    together, _ = logits_of(short, long)
+
+    assert error_in_std([together], [alone]) < BOUND
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_rank_never_holds_the_full_weights(alone, on_two, family):
     whole = alone[family]
     for rank in on_two[family]:
@@ -102,12 +123,16 @@ def test_a_rank_never_holds_the_full_weights(alone, on_two, family):
 def test_kv_heads_are_split_or_replicated(on_two):
     assert [rank.kv_heads for rank in on_two["llama"]] == [[1, 1, 1]] * 2
     assert [rank.kv_heads for rank in on_two["llama-one-kv-head"]] == [[1, 1, 1]] * 2
+    assert [rank.kv_heads for rank in on_two["deepseek_v3"]] == [[2, 2, 2]] * 2
+
+
+def test_what_is_served_without_a_test_of_its_own_is_tested_here():
+    assert TYPES == TESTED_TYPES
 
 
 @pytest.mark.parametrize(
     ("family", "tp", "changes", "sentence"),
     [
-        ("gpt2", 2, {}, "GPT2LMHeadModel has no tensor-parallel plan: serve it with --tp 1"),
         (
             "llama",
             3,

@@ -28,7 +28,7 @@ from workers.sampling_codec import encode_result
 
 pytestmark = pytest.mark.cpu
 
-FAMILIES = ["llama", "mistral", "gemma3"]
+FAMILIES = ["llama", "mistral", "gemma3", "llama4", "gpt_oss"]
 NUM_NEW = 14
 BLOCK_SIZE = 4
 
