@@ -1,13 +1,10 @@
 """Cuts a model without weights into one rank's part."""
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from workers.errors import ModelError
 from workers.layers.embedding import shard_embedding
@@ -18,15 +15,17 @@ from workers.layers.linear import (
     method_of,
 )
 from workers.layers.paged_attention import HeadShard
+from workers.layers.partial import DividedForward, SummedForward
+from workers.models.heads import Heads, check_heads, heads_of, num_heads, tell_heads
 from workers.models.plan import FIRST_RANK, HEAD_ROWS, PACKED_QKV, styles_of
 from workers.parallel import Shard, TensorParallel
 
 KEYS_AND_VALUES = frozenset({"k_proj", "v_proj", "key", "value"})
-# What attention modules remember of their heads, and use to give tensors their shape.
-HEADS = ("num_heads", "n_heads", "n_head", "num_attention_heads")
-KV_HEADS = ("num_key_value_heads", "num_kv_heads", "kv_heads")
-HEAD_SIZES = ("all_head_size", "split_size", "embed_dim")
-KV_SIZES = ("kv_dim",)
+WRAPPERS: Mapping[str, type[SummedForward] | type[DividedForward]] = {
+    "moe_tp_experts": SummedForward,
+    "all_reduce": SummedForward,
+    "moe_identity_expert": DividedForward,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,54 +47,6 @@ def shard_model(model: PreTrainedModel, parallel: TensorParallel) -> Sharding:
         return Sharding()
     check_heads(num_heads(model), parallel.size)
     return _Cutter(model, parallel).cut()
-
-
-def num_heads(model: PreTrainedModel) -> int:
-    """Query heads of the whole model. Raises ModelError: the configuration doesn't say."""
-    heads = getattr(model.config.get_text_config(), "num_attention_heads", None)
-    if not isinstance(heads, int):
-        raise ModelError(f"config.json: num_attention_heads={heads} must be a number")
-    return heads
-
-
-def check_heads(heads: int, tp: int) -> None:
-    if heads % tp:
-        raise ModelError(
-            f"{heads} attention heads can't be split over tp={tp} ranks: use a tp that "
-            f"divides {heads}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Heads:
-    """Heads of one attention module of the whole model, and of one rank."""
-
-    query: int
-    key: int
-    rank: int
-    tp: int
-
-    def __post_init__(self) -> None:
-        check_heads(self.query, self.tp)
-        if self.key % self.tp and self.tp % self.key:
-            raise ModelError(
-                f"{self.key} KV heads can't be split over tp={self.tp} ranks: use a tp that "
-                f"divides {self.key} or is a multiple of it"
-            )
-
-    @property
-    def own_query(self) -> tuple[int, int]:
-        part = self.query // self.tp
-        return self.rank * part, (self.rank + 1) * part
-
-    @property
-    def own_key(self) -> tuple[int, int]:
-        """Whole KV heads; one that several ranks hold where there are fewer heads than ranks."""
-        if self.key % self.tp == 0:
-            part = self.key // self.tp
-            return self.rank * part, (self.rank + 1) * part
-        head = self.rank * self.key // self.tp
-        return head, head + 1
 
 
 class _Cutter:
@@ -127,38 +78,25 @@ class _Cutter:
                 self._cut_linear(name, style, heads.get(name.rpartition(".")[0]))
         for name, own in heads.items():
             if self._modules[name] not in self._sharding.heads:
-                _tell_heads(self._modules[name], own)
+                tell_heads(self._modules[name], own)
         self._cut_ties()
         return self._sharding
 
-    def _attention_heads(self, styles: Mapping[str, str]) -> dict[str, _Heads]:
+    def _attention_heads(self, styles: Mapping[str, str]) -> dict[str, Heads]:
         """Heads of every module that attends and is cut; notes which get all heads."""
         projections: dict[str, list[str]] = {}
         for name in styles:
             parent = name.rpartition(".")[0]
             if "att" in parent.rpartition(".")[2] or parent.endswith(".self"):
                 projections.setdefault(parent, []).append(name)
-        heads = {name: self._heads(self._modules[name]) for name in projections}
+        heads = {
+            name: heads_of(self._model, self._modules[name], self._parallel) for name in projections
+        }
         for name, own in heads.items():
             if all(styles[each] not in ("colwise", PACKED_QKV) for each in projections[name]):
                 shard = HeadShard(query=own.own_query, key=own.own_key)
                 self._sharding.heads[self._modules[name]] = shard
         return heads
-
-    def _heads(self, attention: nn.Module) -> _Heads:
-        config = getattr(attention, "config", None) or self._model.config.get_text_config()
-        query = _first_number(attention, HEADS) or num_heads(self._model)
-        head_dim = getattr(attention, "head_dim", None)
-        keys = getattr(attention, "k_proj", None)
-        if isinstance(keys, nn.Linear) and isinstance(head_dim, int):
-            key = keys.out_features // head_dim
-        else:
-            key = (
-                _first_number(attention, KV_HEADS)
-                or getattr(config, "num_key_value_heads", None)
-                or query
-            )
-        return _Heads(query, key, self._parallel.rank, self._parallel.size)
 
     def _cut_vocabulary(self) -> set[str]:
         """Cuts embedding and head by vocabulary; returns their names."""
@@ -178,7 +116,7 @@ class _Cutter:
         self._replace(names[head], ColumnParallelLinear(head, shard, method))
         return {names[embedding], names[head]}
 
-    def _cut_linear(self, name: str, style: str, heads: _Heads | None) -> None:
+    def _cut_linear(self, name: str, style: str, heads: Heads | None) -> None:
         module = self._modules[name]
         method = method_of(module)
         if method is None:
@@ -202,7 +140,7 @@ class _Cutter:
             case _:
                 raise self._unbuilt(name, style)
 
-    def _output_shard(self, name: str, style: str, outputs: int, heads: _Heads | None) -> Shard:
+    def _output_shard(self, name: str, style: str, outputs: int, heads: Heads | None) -> Shard:
         if style == PACKED_QKV and heads is not None:
             dim = outputs // (heads.query + 2 * heads.key)
             starts = (0, heads.query, heads.query + heads.key)
@@ -237,7 +175,7 @@ class _Cutter:
             raise self._unbuilt(name, style)
         self._replace_parameter(name, shard)
 
-    def _cut_head_rows(self, name: str, heads: _Heads | None) -> None:
+    def _cut_head_rows(self, name: str, heads: Heads | None) -> None:
         if heads is None:
             return
         start, stop = heads.own_key if ".k_norm." in name else heads.own_query
@@ -282,64 +220,3 @@ class _Cutter:
             f"{self._kind}: its tensor-parallel plan cuts {name} by style {style!r}, which isn't "
             "built: serve it with --tp 1"
         )
-
-
-class SummedForward:
-    """Stands for the forward of a module whose outputs are a rank's part of a sum."""
-
-    def __init__(self, forward: Callable[..., Any], parallel: TensorParallel) -> None:
-        self._forward = forward
-        self._parallel = parallel
-
-    def __call__(self, *arguments: object, **keywords: object) -> torch.Tensor:
-        return self._parallel.all_reduce(self._forward(*arguments, **keywords).contiguous())
-
-
-class DividedForward:
-    """Stands for the forward of a module that every rank runs whole, within a sum over ranks."""
-
-    def __init__(self, forward: Callable[..., Any], parallel: TensorParallel) -> None:
-        self._forward = forward
-        self._size = parallel.size
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self._forward(inputs)
-        return output / self._size
-
-
-WRAPPERS: Mapping[str, type[SummedForward] | type[DividedForward]] = {
-    "moe_tp_experts": SummedForward,
-    "all_reduce": SummedForward,
-    "moe_identity_expert": DividedForward,
-}
-
-
-def _first_number(module: nn.Module, names: Sequence[str]) -> int | None:
-    found = (getattr(module, name, None) for name in names)
-    return next((value for value in found if isinstance(value, int)), None)
-
-
-def _tell_heads(attention: nn.Module, heads: _Heads) -> None:
-    """Makes an attention module reckon with this rank's heads."""
-    own = {
-        **dict.fromkeys(HEADS, (heads.query, heads.own_query)),
-        **dict.fromkeys(KV_HEADS, (heads.key, heads.own_key)),
-    }
-    for name, (whole, (start, stop)) in own.items():
-        if getattr(attention, name, None) == whole:
-            setattr(attention, name, stop - start)
-    for names, (whole, (start, stop)) in (
-        (HEAD_SIZES, (heads.query, heads.own_query)),
-        (KV_SIZES, (heads.key, heads.own_key)),
-    ):
-        for name in names:
-            size = getattr(attention, name, None)
-            if isinstance(size, int):
-                setattr(attention, name, size // whole * (stop - start))
-    config = getattr(attention, "config", None)
-    if isinstance(config, PreTrainedConfig):
-        mine = copy.copy(config)
-        mine.num_attention_heads = heads.own_query[1] - heads.own_query[0]
-        if getattr(config, "num_key_value_heads", None) is not None:
-            mine.num_key_value_heads = heads.own_key[1] - heads.own_key[0]
-        attention.__dict__["config"] = mine
