@@ -40,26 +40,31 @@ class ZooResults:
 
     transformers: str
     torch: str
-    types: Sequence[ModelSupport]
+    types: Sequence[ModelSupport]  # causal language models
+    multimodal: Sequence[ModelSupport]  # whose text part alone is served
 
 
 def read_results() -> ZooResults:
     """What this release brings along."""
     content = json.loads(RESULTS.read_text(encoding="utf-8"))
     names = ("model_type", "architecture", "tp1", "tp2", "reason")
-    types = [ModelSupport(**{name: entry[name] for name in names}) for entry in content["types"]]
-    return ZooResults(content["transformers"], content["torch"], types)
+    types, multimodal = (
+        [ModelSupport(**{name: entry[name] for name in names}) for entry in content[key]]
+        for key in ("types", "multimodal")
+    )
+    return ZooResults(content["transformers"], content["torch"], types, multimodal)
 
 
 def table(results: ZooResults, *, refused: bool) -> Iterator[str]:
     """Lines for the terminal: the types that are served, or those that aren't and why."""
+    entries = (*results.types, *results.multimodal)
     if refused:
-        for entry in results.types:
+        for entry in entries:
             if entry.tp1 == "refused":
                 yield f"{entry.model_type:26} {entry.reason}"
         return
     yield f"{'model_type':26} {'class':38} {'TP 1':22} TP 2 and more"
-    for entry in results.types:
+    for entry in entries:
         if entry.tp1 != "refused":
             what = TP2[entry.tp2] + (f": {entry.reason}" if entry.tp2 == "refused" else "")
             yield f"{entry.model_type:26} {entry.architecture:38} {TP1[entry.tp1]:22} {what}"
@@ -69,10 +74,10 @@ def readme_rows(results: ZooResults) -> str:
     """The table of the README that tells which models are served."""
 
     def listed(tp1: Sequence[str], tp2: str) -> str:
-        found = [e.model_type for e in results.types if e.tp1 in tp1 and e.tp2 == tp2]
-        return f"{len(found)}: {', '.join(found)}" if found else "none"
+        return _names([e for e in results.types if e.tp1 in tp1 and e.tp2 == tp2])
 
     equal = ("equal", "rounding")
+    multimodal = [e for e in results.multimodal if e.tp1 in equal and e.tp2 == "split"]
     refused = sum(entry.tp1 == "refused" for entry in results.types)
     whole = ", ".join(e.model_type for e in results.types if e.tp1 == "rounding") or "none"
     rows = (
@@ -83,8 +88,13 @@ def readme_rows(results: ZooResults) -> str:
         ("equal at TP 1, refused above", listed(equal, "refused")),
         ("of these, equal only within transformers' own rounding", whole),
         ("refused, with the reason", f"{refused}: `lockstep models --refused`"),
+        ("text parts of types with images, equal and split", _names(multimodal)),
     )
     return "\n".join(f"| {what} | {types} |" for what, types in rows)
+
+
+def _names(entries: Sequence[ModelSupport]) -> str:
+    return f"{len(entries)}: {', '.join(e.model_type for e in entries)}" if entries else "none"
 
 
 def write_readme(readme: Path) -> None:

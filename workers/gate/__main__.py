@@ -12,7 +12,7 @@ from pathlib import Path
 import transformers
 
 from workers.errors import ModelError
-from workers.gate.verdict import Verdict, judge
+from workers.gate.verdict import Verdict, is_certain, judge
 from workers.models.config import read_config
 
 MEMORY_BYTES = 16 << 30  # a small copy takes far less
@@ -46,12 +46,12 @@ def _judge(folder: Path, tp: int) -> Verdict:
     try:
         return judge(read_config(folder), tp)
     except ModelError as error:
-        reason, is_certain = str(error), True
+        reason, certain = str(error), is_certain(error)
     except Exception as error:  # the edge of the process: whatever a model's code raises
         traceback.print_exc(file=sys.stderr)
         reason = f"its test failed unexpectedly: {type(error).__name__}: {error}"
-        is_certain = False
-    return Verdict(architecture="", tp=tp, accepted=False, reason=reason, is_certain=is_certain)
+        certain = False
+    return Verdict(architecture="", tp=tp, accepted=False, reason=reason, is_certain=certain)
 
 
 if __name__ == "__main__":

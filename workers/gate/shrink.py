@@ -63,6 +63,7 @@ class _Sizes:
     of_heads: int  # before
     head_scale: float
     tp: int
+    is_sparse: bool  # feed-forward layers use only their largest activations
 
     @property
     def width(self) -> int:
@@ -70,8 +71,8 @@ class _Sizes:
 
     @property
     def intermediate(self) -> int:
-        """About 96."""
-        return math.ceil(96 / self.tp) * self.tp
+        """Enough, where few of them are used, for these not to depend on rounding."""
+        return math.ceil((1024 if self.is_sparse else 96) / self.tp) * self.tp
 
     def kv_heads(self, count: int) -> int:
         """As many as query heads where they were, else enough for every rank to have one."""
@@ -196,6 +197,7 @@ def _sizes(values: Mapping[str, Any], tp: int) -> _Sizes:
         of_heads=of_heads,
         head_scale=HEAD_DIM / head_dim,
         tp=tp,
+        is_sparse=any(values.get("activation_sparsity_pattern") or ()),
     )
 
 

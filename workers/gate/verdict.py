@@ -32,7 +32,8 @@ class Verdict:
     tp: int
     accepted: bool
     reason: str = ""  # why not
-    is_certain: bool = True  # else memory or a full disk may be to blame: not to be kept
+    # Else memory, a full disk or a missing package may be to blame: not to be kept.
+    is_certain: bool = True
     error: float | None = None  # largest difference of logits in standard deviations, at `tp`
     # Transformers' own rounding moves the copy's logits by more than the bound.
     is_rounding: bool = False
@@ -49,7 +50,13 @@ def judge(config: PreTrainedConfig, tp: int) -> Verdict:
         for size, finding in findings.items():
             _refuse_difference(architecture, finding, size, bound)
     except WorkerError as error:
-        return Verdict(architecture=architecture, tp=tp, accepted=False, reason=str(error))
+        return Verdict(
+            architecture=architecture,
+            tp=tp,
+            accepted=False,
+            reason=str(error),
+            is_certain=is_certain(error),
+        )
     return Verdict(
         architecture=architecture,
         tp=tp,
@@ -58,6 +65,11 @@ def judge(config: PreTrainedConfig, tp: int) -> Verdict:
         is_rounding=bound > strict.BOUND,
         is_split=_is_split(findings[1], findings[tp]),
     )
+
+
+def is_certain(error: WorkerError) -> bool:
+    """Whether it would be refused again: a package that is missing may be installed."""
+    return not isinstance(error.__cause__, ImportError)
 
 
 def control(config: PreTrainedConfig) -> float:

@@ -1,5 +1,7 @@
 """Every causal language model that transformers knows, through the gate: `make zoo`.
 
+Then the text parts of every model that takes images beside text.
+
 Each type is judged in a process of its own, from its class's default configuration, at TP 1 and
 TP 2; a control then loses blocks on purpose, which every accepted class must notice.
 """
@@ -19,7 +21,12 @@ from typing import Any
 import torch
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_TYPES,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as MULTIMODAL_TYPES,
+)
 
 from workers.gate.verdict import control, judge
 from workers.models.config import TRANSFORMERS_ERRORS
@@ -93,12 +100,17 @@ def examine(model_type: str) -> Entry:
 def _refused(model_type: str, reason: str, architecture: str = "") -> Entry:
     return Entry(
         model_type=model_type,
-        architecture=architecture or str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]),
+        architecture=architecture or _named(model_type),
         tp1="refused",
         tp2="refused",
         reason=" ".join(reason.split()),
         moved=None,
     )
+
+
+def _named(model_type: str) -> str:
+    """The class that transformers has for a type."""
+    return str(LANGUAGE_TYPES.get(model_type) or MULTIMODAL_TYPES[model_type])
 
 
 def run(model_types: Sequence[str], jobs: int) -> Iterator[Entry]:
@@ -155,23 +167,32 @@ def main() -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # forked children must not inherit threads
-    start = time.monotonic()
-    entries = []
-    for entry in run(arguments.types or list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), arguments.jobs):
-        entries.append(entry)
-        print(entry.line, flush=True)
-    entries.sort(key=lambda entry: entry.model_type)
-    unmoved = [e.model_type for e in entries if e.moved is not None and e.moved < MOVED]
-    _print_totals(entries, time.monotonic() - start)
+    entries = _run_all(arguments.types or list(LANGUAGE_TYPES), arguments.jobs)
+    multimodal: list[Entry] = []
+    if not arguments.types:
+        multimodal = _run_all(sorted(set(MULTIMODAL_TYPES) - set(LANGUAGE_TYPES)), arguments.jobs)
     if arguments.json:
         content = {
             "transformers": transformers.__version__,
             "torch": torch.__version__.partition("+")[0],
             "types": list(map(asdict, entries)),
+            "multimodal": list(map(asdict, multimodal)),
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    if unmoved:
+    moved = {e.model_type: e.moved for e in (*entries, *multimodal) if e.moved is not None}
+    if unmoved := [model_type for model_type, by in moved.items() if by < MOVED]:
         sys.exit(f"error: lost blocks went unnoticed in {', '.join(unmoved)}")
+
+
+def _run_all(model_types: Sequence[str], jobs: int) -> list[Entry]:
+    """Prints each line and the totals; returns the entries by name."""
+    start = time.monotonic()
+    entries = []
+    for entry in run(model_types, jobs):
+        entries.append(entry)
+        print(entry.line, flush=True)
+    _print_totals(entries, time.monotonic() - start)
+    return sorted(entries, key=lambda entry: entry.model_type)
 
 
 def _print_totals(entries: Sequence[Entry], seconds: float) -> None:

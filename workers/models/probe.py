@@ -75,10 +75,12 @@ def find_attention_calls(
                 "damaged, or need another dtype"
             )
         if not all(map(_alike, ended, begun)):
+            layers = getattr(model.config.get_text_config(), "num_hidden_layers", "its")
             raise ModelError(
-                f"{kind} lets tokens depend on others outside attention (recurrent or "
-                "convolution layers), or counts their positions by itself: such models aren't "
-                "served"
+                f"{kind} lets tokens depend on others outside attention, or counts their "
+                f"positions by itself (it calls attention {len(calls)} times for {layers} "
+                "layers): recurrent and convolution layers, and attention code of their own, "
+                "aren't served"
             )
     return tuple(calls)
 
@@ -95,11 +97,10 @@ def _pairs(vocab_size: int, max_positions: int) -> list[torch.Tensor]:
 
 def _check_calls(model: PreTrainedModel, calls: Sequence[AttentionCall], tp: int) -> None:
     kind = type(model).__name__
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
-    if len(calls) < layers:
+    if not calls:
         raise ModelError(
-            f"{kind} calls attention {len(calls)} times for {layers} layers: models "
-            "with recurrent layers or attention code of their own aren't served"
+            f"{kind} never calls attention: recurrent layers and attention code of their own "
+            "aren't served"
         )
     for call in calls:
         if call.num_heads % call.num_kv_heads:
