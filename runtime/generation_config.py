@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError, InvalidRequestError
-from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingDefaults, SamplingParams
+from runtime.sampling_params import (
+    LOCKSTEP_DEFAULTS,
+    MIN_TEMPERATURE,
+    SamplingDefaults,
+    SamplingParams,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +108,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(path: Path, key: str, name: str, value: Any) -> Any:
+    if name == "temperature" and type(value) is float and 0 < value < MIN_TEMPERATURE:
+        # Some checkpoints write greedy as 1e-6.
+        logger.info("%s: %s=%s is taken as 0, greedy", path, key, value)
+        return 0.0
     try:
         SamplingParams(**{name: value})
     except InvalidRequestError as error:

@@ -51,6 +51,11 @@ def test_what_a_checkpoint_has_is_read(tmp_path: Path, caplog: pytest.LogCapture
     assert caplog.messages == []
 
 
+def test_a_temperature_too_small_to_matter_is_greedy(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"do_sample": True, "temperature": 1e-6})
+    assert read_defaults(folder) == SamplingDefaults(temperature=0.0)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -76,7 +81,10 @@ def test_a_model_that_does_not_sample_is_greedy_by_default(tmp_path: Path) -> No
     ("content", "message"),
     [
         ({"temperature": -0.5}, "temperature: temperature=-0.5 must be 0 (greedy) or in [1e-05, "),
-        ({"temperature": 1e-6}, "temperature: temperature=1e-06 must be 0 (greedy) or in [1e-05, "),
+        (
+            {"temperature": 1e6},
+            "temperature: temperature=1000000.0 must be 0 (greedy) or in [1e-05, ",
+        ),
         ('{"temperature": NaN}', "temperature: temperature=nan must be 0 (greedy) or in [1e-05, "),
         ({"temperature": "0.6"}, "temperature: temperature='0.6' is of type str: must be float"),
         ({"temperature": True}, "temperature: temperature=True is of type bool: must be float"),
