@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 TERMINATE_TIMEOUT_S = 5.0
+HAS_CALLER = {"LOCKSTEP_HAS_CALLER": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,13 @@ def run_helper(
     """
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", module, *arguments],
-        stdin=subprocess.DEVNULL,
+        # Open as long as we live, and no longer (`workers.caller`).
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=os.environ | environment,
+        env=os.environ | environment | HAS_CALLER,
         pass_fds=tuple(pass_fds),
         # The terminal's Ctrl-C comes to us; we pass it on.
         start_new_session=True,

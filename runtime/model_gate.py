@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import tempfile
 import uuid
 from collections.abc import Callable
 from importlib.metadata import version
@@ -75,7 +76,7 @@ def check_model(model: str, folder: Path, *, tp: int, on_message: Callable[[str]
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{folder / 'config.json'} can't be read: {error}") from error
     if not isinstance(config, dict):
         raise ConfigError(f"{folder / 'config.json'} must hold a JSON object")
@@ -122,13 +123,15 @@ def _parse(text: str) -> dict[str, Any]:
 
 def _judge(model: str, folder: Path, tp: int) -> dict[str, Any]:
     """Raises ConfigError: the test came to no verdict."""
-    outcome = run_helper(
-        "workers.gate",
-        [str(folder), "--tp", str(tp)],
-        on_line=lambda line: logger.debug("gate: %s", line),
-        environment=ENVIRONMENT,
-        timeout_s=TIMEOUT_S,
-    )
+    # It may be killed in the middle: what it leaves lies in our folder.
+    with tempfile.TemporaryDirectory(prefix="lockstep-gate-") as scratch:
+        outcome = run_helper(
+            "workers.gate",
+            [str(folder), "--tp", str(tp)],
+            on_line=lambda line: logger.debug("gate: %s", line),
+            environment=ENVIRONMENT | {"TMPDIR": scratch},
+            timeout_s=TIMEOUT_S,
+        )
     if outcome.timed_out:
         raise ConfigError(
             f"model={model!r} isn't served: the test of a small copy took longer than "

@@ -32,6 +32,12 @@ class ModelSupport:
     tp1: str  # a key of TP1
     tp2: str  # a key of TP2
     reason: str  # why it is refused, at TP 1 or above
+    note: str  # what was tested, where that isn't what checkpoints mostly are
+
+    @property
+    def name(self) -> str:
+        """The type, with the note."""
+        return f"{self.model_type} ({self.note})" if self.note else self.model_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +53,7 @@ class ZooResults:
 def read_results() -> ZooResults:
     """What this release brings along."""
     content = json.loads(RESULTS.read_text(encoding="utf-8"))
-    names = ("model_type", "architecture", "tp1", "tp2", "reason")
+    names = ("model_type", "architecture", "tp1", "tp2", "reason", "note")
     types, multimodal = (
         [ModelSupport(**{name: entry[name] for name in names}) for entry in content[key]]
         for key in ("types", "multimodal")
@@ -67,6 +73,7 @@ def table(results: ZooResults, *, refused: bool) -> Iterator[str]:
     for entry in entries:
         if entry.tp1 != "refused":
             what = TP2[entry.tp2] + (f": {entry.reason}" if entry.tp2 == "refused" else "")
+            what += f" ({entry.note})" if entry.note else ""
             yield f"{entry.model_type:26} {entry.architecture:38} {TP1[entry.tp1]:22} {what}"
 
 
@@ -94,7 +101,7 @@ def readme_rows(results: ZooResults) -> str:
 
 
 def _names(entries: Sequence[ModelSupport]) -> str:
-    return f"{len(entries)}: {', '.join(e.model_type for e in entries)}" if entries else "none"
+    return f"{len(entries)}: {', '.join(e.name for e in entries)}" if entries else "none"
 
 
 def write_readme(readme: Path) -> None:

@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from workers.caller import end_with_stdin
+
 if TYPE_CHECKING:
     import grpc
 
@@ -126,7 +128,7 @@ def main() -> None:
     """Serves until Shutdown, or until standard input ends."""
     arguments = _parse_arguments()
     handshake = _take_stdout()
-    threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
+    end_with_stdin()
     logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
     # Taken out, so that no child and no dump of the environment carries it.
     token = os.environ.pop(TOKEN_VARIABLE, "")
@@ -160,12 +162,6 @@ def _take_stdout() -> TextIO:
     handshake = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return handshake
-
-
-def _end_with_stdin() -> None:
-    while os.read(0, 4096):
-        pass
-    os._exit(1)
 
 
 def _with_port(host: str, port: int) -> str:

@@ -2,15 +2,20 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
 from runtime.helper_process import Outcome, run_helper
 
 pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
 
 ENDLESS = "import os, signal; print(os.getpid(), flush=True); signal.pause()"
 
@@ -103,9 +108,36 @@ def test_the_environment_comes_on_top_of_ours(
     assert os.environ["BOTH"] == "ours"
 
 
-def test_it_has_no_input_and_a_session_of_its_own(helper: Helper) -> None:
-    script = "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())"
-    assert helper.run(script).lines == ["'' True"]
+def test_it_has_a_session_of_its_own(helper: Helper) -> None:
+    assert helper.run("import os; print(os.getsid(0) == os.getpid())").lines == ["True"]
+
+
+CALLER = """
+from runtime.helper_process import run_helper
+run_helper("{module}", [], on_line=lambda line: print(line, flush=True), environment={{}})
+"""
+FOLLOWER = """
+import os, threading
+from workers.caller import end_with_caller
+end_with_caller()
+print(os.getpid(), flush=True)
+threading.Event().wait()
+"""
+
+
+def test_it_ends_with_a_caller_that_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "endless_helper.py").write_text(FOLLOWER)
+    caller = subprocess.Popen(
+        [sys.executable, "-c", CALLER.format(module="endless_helper")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+    )
+    with caller:
+        assert caller.stdout is not None
+        helper = psutil.Process(int(caller.stdout.readline()))
+        caller.kill()
+    helper.wait(timeout=20)  # raises where it lives on
 
 
 def test_files_of_the_current_folder_are_not_imported(

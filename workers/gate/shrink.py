@@ -72,7 +72,8 @@ class _Sizes:
     @property
     def intermediate(self) -> int:
         """Enough, where few of them are used, for these not to depend on rounding."""
-        return math.ceil((1024 if self.is_sparse else 96) / self.tp) * self.tp
+        part = 4 * self.tp  # kernels take 16 bytes at a time of a rank's part
+        return math.ceil((1024 if self.is_sparse else 96) / part) * part
 
     def kv_heads(self, count: int) -> int:
         """As many as query heads where they were, else enough for every rank to have one."""

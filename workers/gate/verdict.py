@@ -55,7 +55,7 @@ def judge(config: PreTrainedConfig, tp: int) -> Verdict:
             tp=tp,
             accepted=False,
             reason=str(error),
-            is_certain=is_certain(error),
+            is_certain=_is_certain(error),
         )
     return Verdict(
         architecture=architecture,
@@ -67,9 +67,15 @@ def judge(config: PreTrainedConfig, tp: int) -> Verdict:
     )
 
 
-def is_certain(error: WorkerError) -> bool:
-    """Whether it would be refused again: a package that is missing may be installed."""
-    return not isinstance(error.__cause__, ImportError)
+def _is_certain(error: BaseException | None) -> bool:
+    """Whether it would be refused again: what came of errors like these may pass."""
+    while error is not None:
+        if isinstance(error, ImportError | MemoryError | OSError | RuntimeError):
+            return False
+        if isinstance(error, WorkerError) and not isinstance(error, ModelError):
+            return False
+        error = error.__cause__
+    return True
 
 
 def control(config: PreTrainedConfig) -> float:

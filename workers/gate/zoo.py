@@ -35,20 +35,23 @@ TP = 2
 TIMEOUT_S = 120
 MOVED = 0.01  # standard deviations by which lost blocks must move logits at least
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
-# Where the defaults of a class make no model, or one without attention layers: as checkpoints have
-# it.
+# Where the defaults of a class make no model: as checkpoints have it.
 CHANGES: Mapping[str, Mapping[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
     "deepseek_v2": {"n_group": 1, "topk_group": 1, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
-    "granitemoehybrid": {"num_hidden_layers": 4, "layer_types": ["attention"] * 4},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
-    "lfm2": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
-    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
     "xmod": {"default_language": "en_XX"},
+}
+# Where published checkpoints have layers that aren't served: what is left when there are none.
+ATTENTION_ONLY: Mapping[str, Mapping[str, Any]] = {
+    "granitemoehybrid": {"num_hidden_layers": 4, "layer_types": ["attention"] * 4},
+    "lfm2": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+    "lfm2_moe": {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4},
+    "lfm2_vl": {},  # its defaults are like that
 }
 
 
@@ -61,49 +64,55 @@ class Entry:
     tp1: str  # equal: strictly; rounding: within transformers' own; refused
     tp2: str  # split, replicated, refused
     reason: str  # why it is refused, at TP 1 or at TP 2
+    note: str  # what was tested, where that isn't what the class's defaults make
     moved: float | None  # by the control
 
     @property
     def line(self) -> str:
         what = "refused" if self.tp1 == "refused" else f"{self.tp1}, tp 2 {self.tp2}"
-        return f"{self.model_type:28} {what:24} {self.reason}".rstrip()
+        note = f"({self.note}) " if self.note else ""
+        return f"{self.model_type:28} {what:24} {note}{self.reason}".rstrip()
 
 
-def default_config(model_type: str) -> PreTrainedConfig:
-    """The configuration that stands for a type."""
-    config = CONFIG_MAPPING[model_type](**CHANGES.get(model_type, {}))
-    if hasattr(config, "is_decoder"):  # BERT's kinds are encoders unless they are told
-        config.is_decoder = True
-    return config
+def default_config(model_type: str) -> tuple[PreTrainedConfig, str]:
+    """The configuration that stands for a type, and a note on it."""
+    changes = CHANGES.get(model_type) or ATTENTION_ONLY.get(model_type, {})
+    config = CONFIG_MAPPING[model_type](**changes)
+    if getattr(config, "is_decoder", None) is False and not config.is_encoder_decoder:
+        config.is_decoder = True  # BERT's kinds are encoders unless they are told
+        return config, "as a decoder"
+    return config, "attention layers only" if model_type in ATTENTION_ONLY else ""
 
 
 def examine(model_type: str) -> Entry:
     """What becomes of a type; whatever its code raises is a reason to refuse it."""
     try:
-        config = default_config(model_type)
+        config, note = default_config(model_type)
     except TRANSFORMERS_ERRORS as error:
         return _refused(model_type, f"its class has no default configuration: {error}")
     split = judge(config, TP)
     alone = split if split.accepted else judge(config, 1)
     if not alone.accepted:
-        return _refused(model_type, alone.reason, alone.architecture)
+        return _refused(model_type, alone.reason, alone.architecture, note)
     return Entry(
         model_type=model_type,
         architecture=alone.architecture,
         tp1="rounding" if alone.is_rounding else "equal",
         tp2="refused" if not split.accepted else "split" if split.is_split else "replicated",
         reason=split.reason,
+        note=note,
         moved=control(config),
     )
 
 
-def _refused(model_type: str, reason: str, architecture: str = "") -> Entry:
+def _refused(model_type: str, reason: str, architecture: str = "", note: str = "") -> Entry:
     return Entry(
         model_type=model_type,
         architecture=architecture or _named(model_type),
         tp1="refused",
         tp2="refused",
         reason=" ".join(reason.split()),
+        note=note,
         moved=None,
     )
 
@@ -167,10 +176,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     torch.set_num_threads(1)  # forked children must not inherit threads
+    if unknown := set(arguments.types) - set(LANGUAGE_TYPES) - set(MULTIMODAL_TYPES):
+        parser.error(f"{sorted(unknown)[0]!r} is no model type that transformers knows")
     entries = _run_all(arguments.types or list(LANGUAGE_TYPES), arguments.jobs)
     multimodal: list[Entry] = []
     if not arguments.types:
         multimodal = _run_all(sorted(set(MULTIMODAL_TYPES) - set(LANGUAGE_TYPES)), arguments.jobs)
+    moved = {e.model_type: e.moved for e in (*entries, *multimodal) if e.moved is not None}
+    if unmoved := [model_type for model_type, by in moved.items() if by < MOVED]:
+        sys.exit(f"error: lost blocks went unnoticed in {', '.join(unmoved)}")
     if arguments.json:
         content = {
             "transformers": transformers.__version__,
@@ -179,9 +193,6 @@ def main() -> None:
             "multimodal": list(map(asdict, multimodal)),
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    moved = {e.model_type: e.moved for e in (*entries, *multimodal) if e.moved is not None}
-    if unmoved := [model_type for model_type, by in moved.items() if by < MOVED]:
-        sys.exit(f"error: lost blocks went unnoticed in {', '.join(unmoved)}")
 
 
 def _run_all(model_types: Sequence[str], jobs: int) -> list[Entry]:
