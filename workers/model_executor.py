@@ -3,7 +3,6 @@
 It always sees the whole step and remembers no sequence: only weights and the KV cache last.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from workers.attention.base import AttentionBackend, build_metadata
 from workers.attention.reference import ReferenceAttention
 from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
+from workers.device import choose_device, default_threads
 from workers.errors import CacheError, ModelError, StepError
 from workers.layers.paged_attention import (
     AttentionCall,
@@ -63,7 +63,7 @@ class ModelExecutor:
         self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
         self._parallel = parallel
         self._local_world_size = config.local_world_size
-        self._device = _device(config)
+        self._device = choose_device(config)
         self._backend = _attention_backend(config.attention)
         self._layout: CacheLayout | None = None
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
@@ -283,11 +283,6 @@ class ModelExecutor:
         return layout
 
 
-def default_threads(local_world_size: int) -> int:
-    """A rank's share of the cores that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // local_world_size)
-
-
 def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
     if values.numel() == 0:
         return
@@ -301,16 +296,6 @@ def _head_name(model: PreTrainedModel) -> str:
     if not hasattr(head, "weight"):
         raise ModelError(f"{type(model).__name__} has no single head over the vocabulary")
     return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
-
-
-def _device(config: WorkerConfig) -> torch.device:
-    if config.device == "cpu":
-        return torch.device("cpu")
-    if config.device != "cuda":
-        raise ModelError(f"device={config.device} must be cpu or cuda")
-    if not torch.cuda.is_available():
-        raise ModelError("device=cuda, but torch finds no CUDA device: use device=cpu")
-    return torch.device("cuda", config.rank % torch.cuda.device_count())
 
 
 def _attention_backend(name: str) -> AttentionBackend:
