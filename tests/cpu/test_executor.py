@@ -230,7 +230,7 @@ SMALL = {
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (MambaConfig(**SMALL, state_size=4), "calls attention 0 times for 2 layers"),
+        (MambaConfig(**SMALL, state_size=4), "MambaForCausalLM never calls attention"),
         (BloomConfig(vocab_size=64, hidden_size=32, n_head=2), "the attention mask by itself"),
         (
             FalconConfig(vocab_size=64, hidden_size=32, num_attention_heads=2, num_hidden_layers=2),
