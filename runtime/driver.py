@@ -11,9 +11,9 @@ from runtime.cluster.group import LoadedModel, start_workers
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.errors import ConfigError
-from runtime.generation_config import read_defaults
+from runtime.generation_config import read_defaults, read_file
 from runtime.grammar.compiler import GrammarCompiler
-from runtime.model_files import resolve_model
+from runtime.model_files import fetch_weights, resolve_model
 from runtime.model_gate import check_model
 from runtime.progress import StartupProgress
 from runtime.request import ModelInfo
@@ -46,6 +46,8 @@ def running_engine(
         model_path = resolve_model(config.model, progress.message)
         defaults = resolve_defaults(config, model_path)
         check_model(config.model, Path(model_path), tp=config.tp, on_message=progress.message)
+        # Last: it may take an hour, and what is refused above would have been fetched in vain.
+        fetch_weights(config.model, model_path, progress.message)
         group = start_workers(config, model_path, epoch=1, on_progress=progress.loaded)
     with group:
         spec = group.spec
@@ -133,8 +135,10 @@ def make_policy(config: EngineConfig) -> Policy:
 
 
 def resolve_defaults(config: EngineConfig, model_path: str) -> SamplingDefaults:
-    """Of what requests leave unset. Raises ConfigError: the model's can't be used."""
+    """Of what requests leave unset. Raises ConfigError: the model's can't be used or read."""
     is_ignored = config.generation_config == "ignore"
+    if is_ignored:
+        read_file(Path(model_path))  # workers will
     defaults = LOCKSTEP_DEFAULTS if is_ignored else read_defaults(Path(model_path))
     logger.info(
         "where requests leave them unset, generation_config %s: %s",

@@ -2,13 +2,13 @@
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from runtime.errors import ConfigError, InvalidRequestError
 from runtime.sampling_params import (
-    LOCKSTEP_DEFAULTS,
     MIN_TEMPERATURE,
     SamplingDefaults,
     SamplingParams,
@@ -18,6 +18,7 @@ logger = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
 ADVICE = "set --generation-config ignore to start without the model's defaults"
+REPAIR = "repair the file, or remove it"
 
 # Keys of the file, and our parameters of the same meaning.
 PARAMETERS = {
@@ -77,9 +78,7 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     Raises ConfigError: the file can't be read, or a value isn't one that requests may have.
     """
     path = folder / FILE
-    if not path.exists():
-        return LOCKSTEP_DEFAULTS
-    content = _read(path)
+    content = read_file(folder)
     values = {
         name: _checked(path, key, name, content[key])
         for key, name in PARAMETERS.items()
@@ -97,13 +96,21 @@ def read_defaults(folder: Path) -> SamplingDefaults:
     return SamplingDefaults(**values)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_file(folder: Path) -> dict[str, Any]:
+    """What the model's file says; nothing where there is none.
+
+    Raises ConfigError: it can't be read. Ignoring its defaults doesn't help then: workers find in
+    it the tokens that end a text.
+    """
+    path = folder / FILE
+    if not os.path.lexists(path):  # a link into nowhere was meant to be a file
+        return {}
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} can't be read: {error}: {ADVICE}") from error
+        raise ConfigError(f"{path} can't be read: {error}: {REPAIR}") from error
     if not isinstance(content, dict):
-        raise ConfigError(f"{path} must hold a JSON object: {ADVICE}")
+        raise ConfigError(f"{path} must hold a JSON object: {REPAIR}")
     return content
 
 

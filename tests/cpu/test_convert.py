@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def test_of_two_conversions_at_once_the_first_stays(tmp_path: Path) -> None:
     source, target = tmp_path / "tiny.gguf", tmp_path / "out" / "second"
 
     def finish_first(message: str) -> None:
-        if "tensors" in message:
+        if message == "tokenizer written":
             other.rename(target)
 
     convert(source, target, dtype=torch.bfloat16, on_message=finish_first)
@@ -132,18 +133,108 @@ def test_of_two_conversions_at_once_the_first_stays(tmp_path: Path) -> None:
     assert {path.name for path in target.parent.iterdir()} == {"tiny", "second"}
 
 
+def run_main(
+    source: Path, target: Path, *, first: str = "", **options: Any
+) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own, after the statements `first`."""
+    script = (
+        f"import os, signal, sys, workers.convert as c, workers.gguf.gemma3 as gemma3\n{first}\n"
+        f"sys.argv[1:] = [{str(source)!r}, {str(target)!r}]\n"
+        "c.main()\n"
+    )
+    return subprocess.run([sys.executable, "-c", script], text=True, check=False, **options)
+
+
+def test_nobody_need_listen(tmp_path: Path) -> None:
+    """Who asked for the conversion is gone: it is finished all the same."""
+    source = write_gemma(tmp_path / "tiny.gguf", make_gemma_tensors())
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        ended = run_main(source, tmp_path / "out", stdout=writer, stderr=subprocess.PIPE)
+    finally:
+        os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (tmp_path / "out" / "config.json").is_file()
+
+
+def test_the_last_message_comes_when_the_folder_is_there(tmp_path: Path) -> None:
+    source, target = write_gemma(tmp_path / "tiny.gguf", make_gemma_tensors()), tmp_path / "out"
+
+    def fail_at_last(message: str) -> None:
+        if "tensors" in message:
+            raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        convert(source, target, on_message=fail_at_last)
+    assert (target / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("limit", [20, 20_000])
+def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path, limit: int) -> None:
+    """A limit on the size of files stands for it; at first config.json passes it, then weights."""
+    source = write_gemma(tmp_path / "tiny.gguf", make_gemma_tensors())
+    first = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))"
+    ended = run_main(source, tmp_path / "out" / "tiny", first=first, capture_output=True)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("error: ")
+    assert "File too large" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def set_key(kind: str, key: str, value: Any) -> Callable[[Any], None]:
+    """Writes the metadata key, in place of what it was."""
+
+    def write(writer: Any) -> None:
+        for keys in writer.kv_data:
+            keys.pop(key, None)
+        getattr(writer, f"add_{kind}")(key, value)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "sentence"),
+    [
+        ("string", "split.count", "2", "split.count='2' must be a whole number"),
+        ("array", "split.count", [1, 2], "split.count=[1, 2] must be a whole number"),
+        ("uint32", "general.architecture", 3, "general.architecture=3 must be a text"),
+        ("array", "general.architecture", [3], "general.architecture=[3] must be a text"),
+        ("array", "general.alignment", [8, 8], "damaged or cut short: "),
+        ("string", "gemma3.rope.freq_base", "x", "gemma3.rope.freq_base='x' must be a number"),
+        ("float32", "gemma3.block_count", 1.0, "gemma3.block_count=1.0 must be a whole number of"),
+        ("uint32", "gemma3.block_count", 10**9, "block_count=1000000000 must be 1, the number of"),
+        ("string", "gemma3.attention.head_count", "1", "head_count='1' must be a number"),
+        ("string", "gemma3.attention.sliding_window_pattern", "1", "pattern='1' must be a number"),
+        ("uint32", "tokenizer.chat_template", 7, "tokenizer.chat_template=7 must be a text"),
+        ("array", "tokenizer.ggml.tokens", [1] * 99, "tokens=[1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,"),
+        ("string", "tokenizer.ggml.eos_token_id", "1", "eos_token_id='1' must be a whole number"),
+        (
+            "array",
+            "tokenizer.ggml.token_type",
+            [1, 1],
+            "token_type has 2 entries, and must have 12",
+        ),
+    ],
+)
+def test_metadata_of_a_wrong_kind_is_refused(
+    kind: str, key: str, value: Any, sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError) as raised:
+        convert_tiny(tmp_path, more=set_key(kind, key, value))
+    assert sentence in str(raised.value)
+    assert len(str(raised.value)) < 300
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_conversion_that_is_told_to_end_leaves_nothing(tmp_path: Path) -> None:
     source = write_gemma(tmp_path / "tiny.gguf", make_gemma_tensors())
     target = tmp_path / "out" / "tiny"
     # Stops after its first message, which comes when half of the files are written.
-    script = (
-        "import os, signal, sys, workers.convert as c, workers.gguf.gemma3 as gemma3\n"
-        "gemma3.write_weights = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or signal.pause()\n"
-        f"sys.argv[1:] = [{str(source)!r}, {str(target)!r}]\n"
-        "c.main()\n"
+    first = (
+        "gemma3.write_weights = lambda *_: os.kill(os.getpid(), signal.SIGTERM) or signal.pause()"
     )
-    ended = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    ended = run_main(source, target, first=first, capture_output=True)
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
     assert list(target.parent.iterdir()) == []

@@ -1,6 +1,7 @@
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,11 +121,27 @@ def test_a_value_that_requests_may_not_have_is_refused_by_file_and_key(
         ("null", "must hold a JSON object: "),
     ],
 )
-def test_a_broken_file_is_refused(tmp_path: Path, content: object, message: str) -> None:
+@pytest.mark.parametrize("generation_config", ["auto", "ignore"])
+def test_a_broken_file_is_refused(
+    tmp_path: Path, generation_config: Any, content: object, message: str
+) -> None:
+    """Also where its defaults are ignored: workers read the ends of texts from it."""
     folder = write(tmp_path, content)
     with pytest.raises(ConfigError) as raised:
-        read_defaults(folder)
+        resolve_defaults(EngineConfig(generation_config=generation_config), str(folder))
     assert str(raised.value).startswith(f"{folder / 'generation_config.json'} {message}")
+    assert str(raised.value).endswith(": repair the file, or remove it")
+
+
+@pytest.mark.parametrize("kind", ["link into nowhere", "folder"])
+def test_what_was_meant_to_be_a_file_is_not_taken_for_none(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "generation_config.json"
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(tmp_path / "gone")
+    with pytest.raises(ConfigError, match=r"generation_config\.json can't be read: .* remove it$"):
+        read_defaults(tmp_path)
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
@@ -161,7 +178,7 @@ def test_start_up_tells_the_defaults(tmp_path: Path, caplog: pytest.LogCaptureFi
     ]
 
 
-def test_a_file_that_is_ignored_may_be_broken(tmp_path: Path) -> None:
-    folder = str(write(tmp_path, "{"))
+def test_a_file_that_is_ignored_may_have_bad_values(tmp_path: Path) -> None:
+    folder = str(write(tmp_path, {"temperature": -1}))
     ignoring = EngineConfig(generation_config="ignore")
     assert resolve_defaults(ignoring, folder) == LOCKSTEP_DEFAULTS

@@ -229,7 +229,7 @@ def test_a_chat_that_is_too_long_is_refused_by_the_limit(chats: Chats) -> None:
     chat = Chat(messages=[user("ก" * (MAX_MODEL_LEN // 3))])
     num_tokens = len(chats.tokens(f"<s>user: {'ก' * (MAX_MODEL_LEN // 3)};assistant: "))
     assert chats.refusal(chat).startswith(
-        f"prompt of {num_tokens} tokens + max_tokens=1 is {num_tokens + 1} tokens: more than"
+        f"prompt of {num_tokens} tokens + at least 1 new is {num_tokens + 1} tokens: more than"
     )
 
 

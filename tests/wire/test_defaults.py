@@ -125,9 +125,13 @@ def test_the_default_of_max_tokens_is_cut_to_what_the_prompt_leaves(
 REFUSED: list[tuple[int, dict[str, int], str]] = [
     # What is set isn't cut.
     (1097, {"max_tokens": 3000}, "prompt of 1097 tokens + max_tokens=3000 is 4097 tokens: more "),
-    (MAX_MODEL_LEN, {}, "prompt of 4096 tokens + max_tokens=1 is 4097 tokens: more than"),
-    (MAX_MODEL_LEN - 8, {"min_tokens": 9}, "prompt of 4088 tokens + max_tokens=9 is 4097 tokens"),
-    (3, {"min_tokens": 3001}, "min_tokens=3001 must be at least 0 and at most max_tokens=3000"),
+    (MAX_MODEL_LEN, {}, "prompt of 4096 tokens + at least 1 new is 4097 tokens: more than"),
+    (MAX_MODEL_LEN - 8, {"min_tokens": 9}, "prompt of 4088 tokens + at least 9 new is 4097 tokens"),
+    (
+        3,
+        {"min_tokens": 3001},
+        "min_tokens=3001 must be at least 0 and at most max_tokens=3000, the default",
+    ),
 ]
 
 

@@ -132,6 +132,8 @@ def _set_layer_types(config: "PreTrainedConfig", gguf: GgufFile, pattern: Any) -
     """A number means that each so many-th layer sees all tokens."""
     num_layers = config.num_hidden_layers
     if not isinstance(pattern, np.ndarray):
+        if pattern < 1:
+            raise _refuse(gguf, PATTERN, pattern, "must be at least 1")
         pattern = np.arange(1, num_layers + 1) % pattern != 0
     if len(pattern) != num_layers or getattr(config, "layer_types", None) is None:
         raise _refuse(gguf, PATTERN, pattern.tolist(), f"has no place in {type(config).__name__}")

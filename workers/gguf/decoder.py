@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "model.gguf"
 MAX_NAMED = 5
+MAX_GROWTH = 2
 
 
 def write_decoder(
@@ -40,15 +41,15 @@ def write_decoder(
         (Path(alone) / NAME).symlink_to(gguf.path.resolve())
         with _reading(gguf, "configuration"):
             config = transformers.AutoConfig.from_pretrained(alone, gguf_file=NAME)
-        complete_configuration(config, gguf)
+            complete_configuration(config, gguf)
         with _reading(gguf, "tokenizer"):
             write_tokenizer(gguf, Path(alone) / NAME, folder)
         on_message("tokenizer written")
         with _reading(gguf, "weights"):
+            _check_size(gguf, config)
             model = _load(gguf, Path(alone), config, dtype)
     _check_complete(gguf, model)
     _save(model, config, folder)
-    on_message(f"{len(gguf.tensors)} tensors written")
 
 
 @contextlib.contextmanager
@@ -77,6 +78,22 @@ def _advice(gguf: GgufFile) -> str:
     if any(name.replace("_", "") == architecture.replace("-", "") for name in known):
         return ""
     return f" (general.architecture={architecture!r} must be one of {', '.join(sorted(known))})"
+
+
+def _check_size(gguf: GgufFile, config: "PreTrainedConfig") -> None:
+    """Before memory is taken for what a damaged number asks for."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"):
+        model = auto.from_config(copy.deepcopy(config))
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    stored = sum(tensor.num_values for tensor in gguf.tensors.values())
+    if wanted > MAX_GROWTH * stored:  # smaller differences are told by the tensors' names
+        raise ModelError(
+            f"{gguf.path}: by its metadata the model has {wanted} numbers, and the file holds "
+            f"{stored}"
+        )
 
 
 def _load(

@@ -109,7 +109,7 @@ def open_gguf(path: Path) -> GgufFile:
         raise ModelError(f"{path}: not a GGUF file: it starts with {bytes(data[:4])!r}")
     try:
         return _parse(path, data)
-    except (struct.error, ArithmeticError, ValueError, KeyError) as error:
+    except (struct.error, ArithmeticError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path}: damaged or cut short: {error}") from error
 
 

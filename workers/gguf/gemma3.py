@@ -54,7 +54,6 @@ def write_gemma3(
     write_tokenizer(gguf, folder)
     on_message("tokenizer written")
     write_weights(gguf, folder, dtype)
-    on_message(f"{len(gguf.tensors)} tensors written")
 
 
 def write_config(gguf: GgufFile, folder: Path, dtype: torch.dtype) -> None:
@@ -150,7 +149,8 @@ def write_tokenizer(gguf: GgufFile, folder: Path) -> None:
             pair=f"{bos} $A {bos}:1 $B:1",
             special_tokens=[(bos, gguf["tokenizer.ggml.bos_token_id"])],
         )
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    # Its own `save` raises Exception itself where the disk is full.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     settings = {"tokenizer_class": "GemmaTokenizer", "clean_up_tokenization_spaces": False}
     write_json(folder / "tokenizer_config.json", settings | names)
     if (template := gguf.metadata.get("tokenizer.chat_template")) is not None:
