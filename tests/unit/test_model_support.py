@@ -83,10 +83,23 @@ def test_refused_types_are_shown_with_their_reasons() -> None:
     assert "ALiBi" in by_type["bloom"]
 
 
-def make_entry(model_type: str, tp1: str, tp2: str) -> ModelSupport:
+def make_entry(model_type: str, tp1: str, tp2: str, note: str = "") -> ModelSupport:
     return ModelSupport(
-        model_type=model_type, architecture="Any", tp1=tp1, tp2=tp2, reason="for a reason"
+        model_type=model_type,
+        architecture="Any",
+        tp1=tp1,
+        tp2=tp2,
+        reason="for a reason",
+        note=note,
     )
+
+
+def test_a_note_stands_beside_the_type():
+    assert make_entry("bert", "equal", "split", "as a decoder").name == "bert (as a decoder)"
+    noted = {each.model_type: each.note for each in read_results().types if each.note}
+    assert noted["bert"] == "as a decoder"
+    assert noted["lfm2"] == "attention layers only"
+    assert "llama" not in noted
 
 
 def table_of(types: list[ModelSupport], multimodal: list[ModelSupport]) -> list[list[str]]:
