@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tests.full_sizes import (
     REAL,
@@ -242,3 +242,10 @@ def test_what_transformers_does_not_take_is_no_reference() -> None:
     with pytest.raises(NoReference, match=r"no small copy .* model_type 'dots3_note_text'"):
         shrink(config, 2)
     assert issubclass(NoReference, ModelError)
+
+
+def test_what_generate_would_do_beside_generating_is_left_out() -> None:
+    config = LlamaConfig(use_mtp=True, quantization_config={"quant_method": "fp8"})
+    small = shrink(config, 1)
+    assert not hasattr(small, "use_mtp")
+    assert not hasattr(small, "quantization_config")

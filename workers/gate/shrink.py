@@ -42,6 +42,8 @@ FOREIGN_TOKEN_IDS = re.compile(
 )
 # By which classes make lists of layer kinds where their configuration brings none.
 PERIODS = re.compile(r"(_period|_interval|_every_n_layers|_window_pattern|_step|layer_group_size)$")
+# Where it came from, how it is stored, and what `generate` is to do beside generating.
+NOT_OF_THE_KIND = ("_name_or_path", "quantization_config", "use_mtp")
 # The size of a head, in the order in which the first that is there counts.
 HEAD_SIZES = (
     "qk_nope_head_dim",
@@ -177,8 +179,8 @@ def _shrink(values: Mapping[str, Any], tp: int) -> dict[str, Any]:
             small[name] = positions
         else:
             small[name] = _shrink_number(name, value, sizes)
-    small.pop("_name_or_path", None)
-    small.pop("quantization_config", None)
+    for name in NOT_OF_THE_KIND:
+        small.pop(name, None)
     return small
 
 

@@ -138,15 +138,18 @@ def _bound(model: PreTrainedModel, expected: strict.Expected, errors: Sequence[f
 
 
 def _refuse_difference(architecture: str, finding: strict.Finding, tp: int, bound: float) -> None:
+    """TP 1 comes first: where a larger one is refused, that is served."""
+    advice = "" if tp == 1 else ": serve it with --tp 1"
     if finding.error >= bound:
         raise ModelError(
             f"{architecture} gives other logits than transformers at tp={tp}: a small copy's are "
-            f"off by {finding.error:.2g} of their standard deviation, and {bound:g} is the limit"
+            f"off by {finding.error:.2g} of their standard deviation, and {bound:g} is the "
+            f"limit{advice}"
         )
     if not finding.greedy_equal:
         raise ModelError(
             f"{architecture} gives equal logits at tp={tp}, but transformers' generate goes on "
-            "with other tokens than they say"
+            f"with other tokens than they say{advice}"
         )
 
 
