@@ -3,13 +3,14 @@
 It always sees the whole step and remembers no sequence: only weights and the KV cache last.
 """
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_metadata
@@ -24,8 +25,9 @@ from workers.layers.paged_attention import (
     PagedAttention,
     StepPass,
 )
-from workers.loading.checkpoint import read_checkpoint
-from workers.loading.naming import match_names
+from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
+from workers.loading.conversion import Source
+from workers.loading.naming import TieError, match_names
 from workers.loading.text_part import text_tensors
 from workers.loading.weights import load_weights
 from workers.models import build
@@ -35,6 +37,8 @@ from workers.models.sharding import Sharding, shard_model
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +74,21 @@ class ModelExecutor:
         self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
 
         folder = Path(config.model_path)
-        model_config = model_files.text_part(model_files.read_config(folder))
-        self._dtype = model_files.resolve_dtype(config.dtype, model_config)
-        self._reach = model_files.max_model_len(model_config)
-        self._attention = PagedAttention()
-        self._model = build.build_model(model_config, self._dtype, self._attention)
-        shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
-        eos_token_ids = model_files.eos_token_ids(folder, model_config)
-        num_embeddings = shapes[_head_name(self._model)][0]
-        self._vocab_size = model_files.count_token_ids(folder, num_embeddings, eos_token_ids)
+        whole = model_files.read_config(folder)
+        text = model_files.text_part(whole)
         stored = read_checkpoint(folder)
-        sources = match_names(
-            self._model,
-            shapes,
-            text_tensors(stored, shapes),
-            folder,
-            ignored=build.left_out(self._model),
-        )
+        self._dtype = model_files.resolve_dtype(config.dtype, (text, whole), main_dtype(stored))
+        self._reach = model_files.max_model_len(text)
+        self._attention = PagedAttention()
+        try:
+            sources = self._build(text, stored, folder)
+        except TieError as error:
+            logger.warning("they stay two, as transformers has it: %s", error)
+            text.tie_word_embeddings = False
+            sources = self._build(text, stored, folder)
+        eos_token_ids = model_files.eos_token_ids(folder, whole)
+        num_embeddings = self._model.get_parameter(_head_name(self._model)).shape[0]
+        self._vocab_size = model_files.count_token_ids(folder, num_embeddings, eos_token_ids)
         sharding = shard_model(self._model, parallel)
         load_weights(
             self._model,
@@ -100,6 +102,20 @@ class ModelExecutor:
         self.spec = self._describe(eos_token_ids)
         # A checkpoint may name ids past its vocabulary.
         self._sampler = Sampler([each for each in eos_token_ids if 0 <= each < self._vocab_size])
+
+    def _build(
+        self, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], folder: Path
+    ) -> dict[str, Source]:
+        """Makes the whole model without weights; returns where each of its tensors comes from."""
+        self._model = build.build_model(config, self._dtype, self._attention)
+        shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
+        return match_names(
+            self._model,
+            shapes,
+            text_tensors(stored, shapes),
+            folder,
+            ignored=build.left_out(self._model),
+        )
 
     def allocate_cache(self, layout: CacheLayout) -> int:
         """Makes the KV cache and returns its bytes.

@@ -200,17 +200,26 @@ def test_a_tied_head_is_stored_once_or_twice(tmp_path):
     assert load_executor(folder).spec.parameter_bytes == once.parameter_bytes
 
 
-def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path):
-    """Against the configuration, transformers would leave them apart."""
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path, caplog):
+    """Against the configuration they are left apart, as in transformers."""
     folder = save_tiny_model(tmp_path, "llama-biased")
     head = load_file(folder / SINGLE)["model.embed_tokens.weight"]
     head[-1, -1] += 1
     change_tensors(folder, **{"lm_head.weight": head})
 
-    assert "lm_head.weight differs from model.embed_tokens.weight" in refusal(folder)
+    model = load_executor(folder)._model
 
-    change_config(folder, tie_word_embeddings=False)
-    assert load_executor(folder)._model.lm_head.weight.equal(head)
+    assert model.lm_head.weight.equal(head)
+    assert not model.get_input_embeddings().weight.equal(head)
+    assert "lm_head.weight differs from model.embed_tokens.weight" in caplog.text
+
+
+def test_auto_is_the_format_of_the_weights_where_no_configuration_tells(folder):
+    tensors = load_file(folder / SINGLE)
+    change_tensors(folder, **{name: tensor.bfloat16() for name, tensor in tensors.items()})
+    change_config(folder, dtype=None, torch_dtype=None)
+
+    assert load_executor(folder)._model.dtype == torch.bfloat16
 
 
 def test_two_names_for_one_tensor(folder):

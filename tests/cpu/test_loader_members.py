@@ -45,6 +45,14 @@ def test_one_member_is_missing(folder):
     assert refusal(folder) == f"the checkpoint in {folder} lacks {EXPERT.format(3, 'w1')}"
 
 
+def test_one_member_has_another_number(folder):
+    """As many as there should be, but each would be paired with another expert's parts."""
+    other = torch.ones(96, 64)
+    replace_stored(folder, **{EXPERT.format(0, "w1"): None, EXPERT.format(15, "w1"): other})
+
+    assert EXPERT.format(0, "w1") in refusal(folder)
+
+
 def test_the_last_members_are_missing(folder):
     """Those that are left look complete: the configuration tells how many there should be."""
     replace_stored(folder, **{EXPERT.format(11, part): None for part in ("w1", "w2", "w3")})

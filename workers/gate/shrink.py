@@ -43,7 +43,14 @@ FOREIGN_TOKEN_IDS = re.compile(
 # By which classes make lists of layer kinds where their configuration brings none.
 PERIODS = re.compile(r"(_period|_interval|_every_n_layers|_window_pattern|_step|layer_group_size)$")
 # Where it came from, how it is stored, and what `generate` is to do beside generating.
-NOT_OF_THE_KIND = ("_name_or_path", "quantization_config", "use_mtp")
+NOT_OF_THE_KIND = (
+    "_name_or_path",
+    "output_attentions",
+    "output_hidden_states",
+    "quantization_config",
+    "return_dict",
+    "use_mtp",
+)
 # The size of a head, in the order in which the first that is there counts.
 HEAD_SIZES = (
     "qk_nope_head_dim",
@@ -134,7 +141,7 @@ RULES: tuple[tuple[re.Pattern[str], Callable[[int, _Sizes], int]], ...] = (
     (re.compile(r"^(num(_local)?_experts|n_routed_experts|moe_num_experts)$"), _at_most(4)),
     (
         re.compile(
-            r"^(zero_expert_num|num_experts_per_tok(en)?|moe_topk|moe_k|n_group|num_expert_group)$"
+            r"^(zero_expert_num|num_experts_per_tok(en)?|top_k_experts|moe_topk|moe_k|n_group|num_expert_group)$"
         ),
         _at_most(2),
     ),

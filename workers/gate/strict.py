@@ -245,4 +245,7 @@ def _predictions(
 
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Infinite where a logit is no number."""
+    if not bool(found.isfinite().all()):
+        return float("inf")
     return float((found - expected[:, : found.shape[1]]).abs().max() / expected.std())

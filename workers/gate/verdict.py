@@ -140,7 +140,7 @@ def _bound(model: PreTrainedModel, expected: strict.Expected, errors: Sequence[f
 def _refuse_difference(architecture: str, finding: strict.Finding, tp: int, bound: float) -> None:
     """TP 1 comes first: where a larger one is refused, that is served."""
     advice = "" if tp == 1 else ": serve it with --tp 1"
-    if finding.error >= bound:
+    if not finding.error < bound:  # also where it is no number
         raise ModelError(
             f"{architecture} gives other logits than transformers at tp={tp}: a small copy's are "
             f"off by {finding.error:.2g} of their standard deviation, and {bound:g} is the "

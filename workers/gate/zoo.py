@@ -183,7 +183,7 @@ def main() -> None:
     if not arguments.types:
         multimodal = _run_all(sorted(set(MULTIMODAL_TYPES) - set(LANGUAGE_TYPES)), arguments.jobs)
     moved = {e.model_type: e.moved for e in (*entries, *multimodal) if e.moved is not None}
-    if unmoved := [model_type for model_type, by in moved.items() if by < MOVED]:
+    if unmoved := [model_type for model_type, by in moved.items() if not by >= MOVED]:
         sys.exit(f"error: lost blocks went unnoticed in {', '.join(unmoved)}")
     if arguments.json:
         content = {

@@ -50,13 +50,16 @@ def find_reach(sees: MaskFunction, num_positions: int, device: torch.device) -> 
             )
         return first
 
-    if first_seen(last) == 0:
+    def sees_first(query: int) -> bool:
+        return bool(sees(zero, zero, zero + query, zero))
+
+    if sees_first(last):
         return _confirmed(Reach(), first_seen, last)
     # The first query that doesn't see position 0 tells where a window or chunk ends.
     low, high = 0, last
     while low + 1 < high:
         middle = (low + high) // 2
-        low, high = (middle, high) if first_seen(middle) == 0 else (low, middle)
+        low, high = (middle, high) if sees_first(middle) else (low, middle)
     reach = Reach(window=high) if first_seen(high) == 1 else Reach(chunk=high)
     return _confirmed(reach, first_seen, last)
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,3 +196,12 @@ def _read_index(path: Path) -> dict[str, str]:
         if Path(file).name != file:
             raise ModelError(f"{path} names {file!r}: it must be a file of the same folder")
     return dict(pairs)
+
+
+def main_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
+    """The format of most of the checkpoint's floating-point bytes; float32 where it has none."""
+    sizes: Counter[torch.dtype] = Counter()
+    for tensor in stored.values():
+        if tensor.format in FLOATS:
+            sizes[tensor.dtype] += tensor.num_bytes
+    return sizes.most_common(1)[0][0] if sizes else torch.float32

@@ -38,6 +38,14 @@ def explain(
     return f"{named} make {target} of shape {list(made)}, but config.json makes it {list(expected)}"
 
 
+def are_numbered(conversion: Conversion) -> bool:
+    """Whether merged members, such as experts, are those from 0 on: order alone pairs them."""
+    if not _is_merged(conversion):
+        return True
+    numbers = _number_forms([stored.name for _, stored in conversion.members]).values()
+    return all(each == set(range(len(each))) for each in numbers)
+
+
 def _describe_odd(conversion: Conversion, target: str) -> str | None:
     """Members that match one pattern, such as experts, have one shape."""
     for pattern in conversion.converter.source_patterns:

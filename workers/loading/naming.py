@@ -19,14 +19,14 @@ from transformers.core_model_loading import (
 from workers.errors import ModelError
 from workers.loading.checkpoint import FLOATS, INTEGERS, StoredTensor, list_some
 from workers.loading.conversion import Conversion, Converted, Source, WholeModel, plan
-from workers.loading.members import explain
+from workers.loading.members import are_numbered, explain
 from workers.loading.unread import UnreadTensor
 from workers.loading.weights import differ
 
 logger = logging.getLogger(__name__)
 
 # Frequencies that old checkpoints store and models compute themselves.
-HARMLESS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
+HARMLESS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|embeddings\.position_ids)$")
 # What a converter raises where the stored tensors don't fit it.
 CONVERSION_ERRORS = (AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -67,6 +67,10 @@ def match_names(
     if converted := [name for name, source in sources.items() if isinstance(source, Converted)]:
         logger.info("converted as a whole on every rank: %s", list_some(converted))
     return sources
+
+
+class TieError(ModelError):
+    """Two tensors that the configuration makes one are stored, and differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +163,13 @@ def _check_conversion(
             first = conversion.members[0][1]
             raise ModelError(f"{first.file}: {first.name} would become {name}, which isn't built")
         expected = tuple(shapes[name])
-        if source.shape != expected:
+        if source.shape != expected or not are_numbered(conversion):
             raise ModelError(explain(conversion, where, name, expected, made=source.shape))
     return sources
 
 
 def _join_tied(sources: dict[str, Source], ties: Mapping[str, str]) -> None:
-    """Leaves one of each two tied tensors. Raises ModelError: both are stored, and differ."""
+    """Leaves one of each two tied tensors. Raises TieError: both are stored, and differ."""
     for target, kept in ties.items():
         alias = sources.pop(target, None)
         if alias is None or alias is sources.setdefault(kept, alias):
@@ -178,7 +182,7 @@ def _join_tied(sources: dict[str, Source], ties: Mapping[str, str]) -> None:
             )
         if differ(alias, other):
             mine, theirs = alias.pieces[0].stored, other.pieces[0].stored
-            raise ModelError(
+            raise TieError(
                 f"{mine.file}: {mine.name} differs from {theirs.name}, but config.json makes them "
                 "one: set its tie_word_embeddings to false"
             )

@@ -17,7 +17,8 @@ def text_tensors(stored: Mapping[str, Stored], names: Collection[str]) -> dict[s
     `names` are the tensors of the model that is served. A checkpoint that has no such parts, or a
     model that has them too, is left alone.
     """
-    if not any(map(PART.match, stored)) or any(map(PART.match, names)):
+    is_whole = any(name in names and not name.startswith(HEAD) for name in stored)
+    if is_whole or not any(map(PART.match, stored)) or any(map(PART.match, names)):
         return dict(stored)
     # What all but the head begins with.
     firsts = Counter(name.partition(".")[0] for name in names if not name.startswith(HEAD))

@@ -43,6 +43,7 @@ def build_model(
     for name in list(_foreign_parts(model)):
         model.set_submodule(name, _LeftOut(name))
     count_by_position_ids(model, attention.positions)
+    model.config.return_dict = True
     model.train(False).requires_grad_(False)
     _keep_in_float32(model, dtype)
     return model

@@ -56,13 +56,19 @@ def read_config(folder: Path) -> PreTrainedConfig:
         raise ModelError(f"model folder {folder} doesn't exist")
     if not path.is_file():
         raise ModelError(f"{path} is missing: give a folder of a Hugging Face model")
-    if _read_json(path).get("quantization_config") is not None:
+    raw = _read_json(path)
+    if raw.get("quantization_config") is not None:
         raise ModelError(f"{path}: quantization_config isn't built; use an unquantised checkpoint")
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except TRANSFORMERS_ERRORS as error:
+        if "auto_map" in raw:
+            raise ModelError(
+                f"{path}: model_type {raw.get('model_type')!r} needs code of the checkpoint, which "
+                "isn't run: only models that the installed transformers knows are served"
+            ) from error
         raise ModelError(f"{path} can't be read: {error}") from error
     return config
 
@@ -105,10 +111,15 @@ def find_whole_class(config: PreTrainedConfig) -> Any:
     return find_model_class(config)
 
 
-def resolve_dtype(name: str, config: PreTrainedConfig) -> torch.dtype:
-    """Raises ModelError: unknown, or not a format that models compute in."""
+def resolve_dtype(
+    name: str, configs: Sequence[PreTrainedConfig], stored: torch.dtype
+) -> torch.dtype:
+    """By name; auto is the first that a configuration tells, else that of the stored weights.
+
+    Raises ModelError: unknown, or not a format that models compute in.
+    """
     if name == "auto":
-        dtype = config.dtype or torch.float32
+        dtype = next((config.dtype for config in configs if config.dtype is not None), stored)
         if not isinstance(dtype, torch.dtype) or dtype not in DTYPES.values():
             raise ModelError(f"config.json: dtype {dtype} must be one of {', '.join(DTYPES)}")
         return dtype
@@ -140,8 +151,9 @@ def max_model_len(config: PreTrainedConfig) -> int:
 
 
 def eos_token_ids(folder: Path, config: PreTrainedConfig) -> tuple[int, ...]:
-    """Ids that end a text, of generation_config.json, else of config.json; may be none."""
-    ids = getattr(config, "eos_token_id", None)
+    """Ids that end a text, of generation_config.json, else of the whole's config.json."""
+    told = (getattr(each, "eos_token_id", None) for each in (config, text_part(config)))
+    ids = next((each for each in told if each is not None), None)
     path = folder / "generation_config.json"
     if path.is_file():
         ids = _read_json(path).get("eos_token_id", ids)
