@@ -10,7 +10,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_metadata
@@ -87,7 +87,7 @@ class ModelExecutor:
             text.tie_word_embeddings = False
             sources = self._build(text, stored, folder)
         eos_token_ids = model_files.eos_token_ids(folder, whole)
-        num_embeddings = self._model.get_parameter(_head_name(self._model)).shape[0]
+        num_embeddings = self._model.get_parameter(build.head_name(self._model)).shape[0]
         self._vocab_size = model_files.count_token_ids(folder, num_embeddings, eos_token_ids)
         sharding = shard_model(self._model, parallel)
         load_weights(
@@ -305,13 +305,6 @@ def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
     low, high = (int(extreme) for extreme in values.aminmax())
     if low < 0 or high >= limit:
         raise StepError(f"{name} from {low} to {high} must be in [0, {limit})")
-
-
-def _head_name(model: PreTrainedModel) -> str:
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    if not hasattr(head, "weight"):
-        raise ModelError(f"{type(model).__name__} has no single head over the vocabulary")
-    return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
 
 
 def _attention_backend(name: str) -> AttentionBackend:

@@ -112,3 +112,11 @@ def initialize_buffers(model: PreTrainedModel, device: torch.device) -> None:
         if buffer.is_floating_point() and bool(buffer.isnan().any()):
             raise ModelError(f"{type(model).__name__}: nothing gives values to buffer {path}")
         setattr(module, name, buffer.to(device))
+
+
+def head_name(model: PreTrainedModel) -> str:
+    """The name of the head's weight. Raises ModelError: there is no single head."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    if not hasattr(head, "weight"):
+        raise ModelError(f"{type(model).__name__} has no single head over the vocabulary")
+    return next(f"{name}.weight" for name, module in model.named_modules() if module is head)
