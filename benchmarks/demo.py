@@ -31,10 +31,11 @@ from protos.auth import Metadata, bearer
 
 SERVE = (
     *(sys.executable, "-m", "runtime", "serve"),
-    *("--model=demo", "--tp=2", "--device=cpu", "--launcher=ray", "--port=0"),
+    *("--model=demo", "--tp=2", "--device=cpu", "--launcher=ray"),
+    *("--port=0", "--http-port=0"),
 )
 API_KEY_VARIABLE = "LOCKSTEP_API_KEY"
-READY = re.compile(r"serving \S+ on (\S+:\d+)$")
+READY = re.compile(r"serving \S+ on (\S+:\d+) \(gRPC\)")
 MAX_TOKENS = 64
 STOP_TIMEOUT_S = 15.0
 GONE_TIMEOUT_S = 3.0
@@ -156,15 +157,21 @@ async def stream_prompts(address: str, key: Metadata, screen: Screen) -> str:
     """Streams all prompts at once; returns the line of figures."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceStub(channel)
-        before = (await stub.GetStats(inference_pb2.GetStatsRequest(), metadata=key)).stats
+        before = await stats_of(stub, key)
         started = time.perf_counter()
         timings = await asyncio.gather(
             *(stream(stub, key, index, prompt, screen) for index, prompt in enumerate(PROMPTS))
         )
         elapsed_s = time.perf_counter() - started
-        after = (await stub.GetStats(inference_pb2.GetStatsRequest(), metadata=key)).stats
+        after = await stats_of(stub, key)
     screen.close()
     return figures(timings, elapsed_s, before, after)
+
+
+async def stats_of(stub: inference_pb2_grpc.InferenceStub, key: Metadata) -> common_pb2.EngineStats:
+    response = await stub.GetStats(inference_pb2.GetStatsRequest(), metadata=key)
+    (engine,) = response.engines
+    return engine.stats
 
 
 async def stream(

@@ -4,14 +4,17 @@ A call without the metadata `authorization: Bearer <token>` is refused with UNAU
 any of its messages is read.
 """
 
+import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import grpc.aio
 
 HEADER = "authorization"
+_SCHEME = "Bearer "
+_DIGEST_BYTES = 32
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -22,31 +25,51 @@ def bearer(token: str) -> Metadata:
     Raises ValueError: the token isn't printable ASCII, which gRPC could not send.
     """
     _check(token)
-    return ((HEADER, f"Bearer {token}"),)
+    return ((HEADER, f"{_SCHEME}{token}"),)
+
+
+def digest(token: str) -> bytes:
+    """What is kept of a token: its SHA-256. Raises ValueError as `bearer`."""
+    _check(token)
+    return _digest(token.encode())
 
 
 class KeyRing:
-    """Several tokens, each of somebody with a name.
+    """Several tokens, each of somebody with a name. It keeps their digests alone.
 
-    Raises ValueError: there is none, or one is empty or can't be sent.
+    Raises ValueError: there is none, or one isn't a digest.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        """`names` by their tokens: a name may have several."""
+    def __init__(self, names: Mapping[bytes, str]) -> None:
+        """`names` by the digests of their tokens: a name may have several."""
         if not names:
             raise ValueError("there is no token: nobody could call")
-        self._names = [(bearer(token)[0][1].encode(), name) for token, name in names.items()]
+        if any(not isinstance(each, bytes) or len(each) != _DIGEST_BYTES for each in names):
+            raise ValueError("a token is given as such: must be its digest")
+        self._names = tuple(names.items())
+
+    @classmethod
+    def of_tokens(cls, names: Mapping[str, str]) -> Self:
+        """`names` by their tokens. Raises ValueError also where a token can't be sent."""
+        return cls({digest(token): name for token, name in names.items()})
 
     def name_of(self, metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
         """Whose token a call carries; None where it is nobody's."""
         found = None
         for key, value in metadata:
-            if key != HEADER or not isinstance(value, str):
+            if key != HEADER or not isinstance(value, str) or not value.startswith(_SCHEME):
                 continue
-            sent = value.encode()
-            for expected, name in self._names:  # to the end: how long it takes tells nothing
-                if hmac.compare_digest(sent, expected):
-                    found = name
+            name = self.name_of_token(value.removeprefix(_SCHEME))
+            found = found if name is None else name
+        return found
+
+    def name_of_token(self, token: str) -> str | None:
+        """As `name_of`, of a token that a request of another kind carries."""
+        sent = _digest(token.encode(errors="surrogateescape"))
+        found = None
+        for expected, name in self._names:  # to the end: how long it takes tells nothing
+            if hmac.compare_digest(sent, expected):
+                found = name
         return found
 
 
@@ -57,7 +80,7 @@ class TokenInterceptor(grpc.ServerInterceptor):
     """
 
     def __init__(self, token: str, exempt: frozenset[str] = frozenset()) -> None:
-        self._gate = _Gate(KeyRing({token: ""}), exempt)
+        self._gate = _Gate(KeyRing.of_tokens({token: ""}), exempt)
         self._refusal = grpc.stream_stream_rpc_method_handler(_refuse)
 
     def intercept_service(
@@ -96,6 +119,10 @@ class _Gate:
         if self._exempt and call.method.startswith(self._exempt):
             return True
         return self._keys.name_of(call.invocation_metadata) is not None
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
 
 
 def _check(token: str) -> None:

@@ -19,7 +19,7 @@ class FrontendMessage(_message.Message):
     def __init__(self, add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "cache_salt", "priority", "tenant", "timeout_us", "bad_words")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "cache_salt", "priority", "tenant", "timeout_us", "bad_words", "resumed")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class AddRequest(_message.Message):
     TENANT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_token_ids: bytes
     sampling_params: _common_pb2.SamplingParams
@@ -36,7 +37,16 @@ class AddRequest(_message.Message):
     tenant: str
     timeout_us: int
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
-    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., timeout_us: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ...) -> None: ...
+    resumed: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
+    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., timeout_us: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ...) -> None: ...
+
+class ResumedChoice(_message.Message):
+    __slots__ = ("token_ids", "has_ended")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    HAS_ENDED_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    has_ended: bool
+    def __init__(self, token_ids: _Optional[bytes] = ..., has_ended: _Optional[bool] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -57,19 +67,21 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineMessage(_message.Message):
-    __slots__ = ("info", "outputs", "stats", "failed")
+    __slots__ = ("info", "outputs", "stats", "failed", "draining")
     INFO_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
     info: EngineInfo
     outputs: StepOutputs
     stats: _common_pb2.EngineStats
     failed: RequestFailed
-    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.EngineStats, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ...) -> None: ...
+    draining: EngineDraining
+    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.EngineStats, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[EngineDraining, _Mapping]] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
-    __slots__ = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "tp_size", "default_sampling_params")
+    __slots__ = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "tp_size", "default_sampling_params", "fingerprint")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_PATH_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +90,7 @@ class EngineInfo(_message.Message):
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     model: str
     model_path: str
     architecture: str
@@ -86,10 +99,15 @@ class EngineInfo(_message.Message):
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     tp_size: int
     default_sampling_params: _common_pb2.SamplingParams
-    def __init__(self, model: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tp_size: _Optional[int] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    fingerprint: str
+    def __init__(self, model: _Optional[str] = ..., model_path: _Optional[str] = ..., architecture: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., tp_size: _Optional[int] = ..., default_sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., fingerprint: _Optional[str] = ...) -> None: ...
+
+class EngineDraining(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StepOutputs(_message.Message):
-    __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons", "indices", "num_cached_tokens", "logprobs", "prompt_logprobs")
+    __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons", "indices", "num_cached_tokens", "logprobs", "prompt_logprobs", "starts")
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +116,7 @@ class StepOutputs(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
     request_ids: bytes
     num_tokens: bytes
     token_ids: bytes
@@ -106,7 +125,18 @@ class StepOutputs(_message.Message):
     num_cached_tokens: bytes
     logprobs: Logprobs
     prompt_logprobs: Logprobs
-    def __init__(self, request_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_cached_tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    starts: Starts
+    def __init__(self, request_ids: _Optional[bytes] = ..., num_tokens: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., finish_reasons: _Optional[bytes] = ..., indices: _Optional[bytes] = ..., num_cached_tokens: _Optional[bytes] = ..., logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[Logprobs, _Mapping]] = ..., starts: _Optional[_Union[Starts, _Mapping]] = ...) -> None: ...
+
+class Starts(_message.Message):
+    __slots__ = ("rows", "queue_us", "prefill_us")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_US_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_US_FIELD_NUMBER: _ClassVar[int]
+    rows: bytes
+    queue_us: bytes
+    prefill_us: bytes
+    def __init__(self, rows: _Optional[bytes] = ..., queue_us: _Optional[bytes] = ..., prefill_us: _Optional[bytes] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("num_entries", "logprobs", "num_tops", "top_token_ids", "top_logprobs")

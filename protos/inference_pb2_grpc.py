@@ -68,7 +68,7 @@ class InferenceServicer:
         """Generates from one prompt and streams what it generates.
         INVALID_ARGUMENT: a field is out of range, or the parameters leave no token to sample; the message names field, value
         and limit. INTERNAL: the model's logits are no finite numbers. Both end this request alone.
-        UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED: the queue is full, or the request waited in it for
+        FAILED_PRECONDITION: `resume` names another model. UNAVAILABLE: the engine is gone or not ready. RESOURCE_EXHAUSTED: the queue is full, or the request waited in it for
         longer than the server allows; the trailing metadata `grpc-retry-pushback-ms` says when to try again. (gRPC itself
         gives this status, without the hint, for a message four times as long as a prompt may be.) DEADLINE_EXCEEDED: the
         call's deadline can't be met any more.
@@ -99,7 +99,7 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetStats(self, request, context):
-        """Tells what the engine has done and holds.
+        """Tells what the engines have done and hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

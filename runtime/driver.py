@@ -11,6 +11,7 @@ from runtime.cluster.group import LoadedModel, start_workers
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.errors import ConfigError
+from runtime.fingerprint import model_fingerprint
 from runtime.generation_config import read_defaults, read_file
 from runtime.grammar.compiler import GrammarCompiler
 from runtime.model_files import fetch_weights, resolve_model
@@ -61,6 +62,12 @@ def running_engine(
             eos_token_ids=spec.eos_token_ids,
             tp_size=config.tp,
             defaults=defaults,
+            fingerprint=model_fingerprint(
+                Path(model_path),
+                config.dtype,
+                eos_token_ids=spec.eos_token_ids,
+                defaults=defaults,
+            ),
         )
         # Now, as it takes the interpreter for half a second: no request waits yet.
         compiler = GrammarCompiler(

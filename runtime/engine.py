@@ -11,23 +11,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from runtime.choices import make_choices
-from runtime.counters import Counters
-from runtime.errors import CapacityError, InvalidRequestError, LockstepError, UnavailableError
+from runtime.counters import Counters, StepTimes
+from runtime.errors import LockstepError, UnavailableError
 from runtime.executor.base import Executor
-from runtime.grammar.matcher import CompiledGrammar
+from runtime.intake import Intake
 from runtime.live_requests import LiveRequests, Sink
 from runtime.mailbox import Mailbox
-from runtime.request import (
-    EngineStats,
-    ModelInfo,
-    Request,
-    RequestFailure,
-)
+from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestFailure
 from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.output import StepOutcome
 from runtime.scheduling.scheduler import Scheduler
-from runtime.scheduling.sequence import Sequence
-from runtime.structure import Structure
 from runtime.structured import Compiler, StructuredSequences
 
 logger = logging.getLogger(__name__)
@@ -70,8 +63,19 @@ class Engine:
         self._live = LiveRequests()
         most = scheduler.limits.queue.max_queued_requests
         self._structured = StructuredSequences(compiler, max_compiling=most)
+        self._intake = Intake(
+            scheduler,
+            self._live,
+            self._structured,
+            clock=clock,
+            submit=self._mailbox.post,
+            fail=self._fail,
+        )
         self._counters = Counters()
         self._failure: LockstepError | None = None
+        self._refusal: LockstepError | None = None  # of what comes while the engine drains
+        self._on_drain: list[Callable[[], None]] = []
+        self._drained = threading.Event()
         self._ended = threading.Event()
         self._ending: LockstepError | None = None
         self._stopped = False
@@ -102,6 +106,18 @@ class Engine:
         """Waits for the loop to end; returns what ended it, None after `timeout_s`."""
         return self._failure if self._ended.wait(timeout_s) else None
 
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` on the engine's thread when it drains. Before the start."""
+        self._on_drain.append(callback)
+
+    def drain(self) -> None:
+        """Refuses what comes from now on, and goes on with what is here. On any thread."""
+        self._mailbox.post(self._drain)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Waits for the last request of an engine that drains; False: there are some still."""
+        return self._drained.wait(timeout_s)
+
     def connect(self, sink: Sink) -> "Connection":
         return Connection(self, sink)
 
@@ -122,33 +138,29 @@ class Engine:
 
         Its deadline counts from `arrived_s`. Engine's thread only, until the engine has ended.
         """
-        if self._failure is not None:
-            connection.sink([RequestFailure(request.request_id, self._failure)])
-            return
-        try:
-            if (connection, request.request_id) in self._live:
-                raise InvalidRequestError(
-                    f"request_id={request.request_id} is in use by a request that runs"
-                )
-            request.check(self.model)
-        except LockstepError as error:
-            connection.sink([RequestFailure(request.request_id, error)])
+        key = (connection, request.request_id)
+        refusal = self._failure or self._refusal
+        if refusal is None:
+            try:
+                self._live.check_free(key)
+                request.check(self.model)
+            except LockstepError as error:
+                refusal = error
+        if refusal is not None:
+            connection.sink([RequestFailure(request.request_id, refusal)])
             return
         choices = make_choices(request, self._sequence_ids, arrived_s=arrived_s)
-        self._live.add((connection, request.request_id), choices)
-        structure = request.params.structure
-        if structure is None:
-            self._queue(choices)
-        else:
-            self._compile(structure, choices)
+        self._live.add(key, choices)
+        self._intake.add(choices, request.params.structure, is_limited=not request.resumed)
 
     def abort(self, connection: "Connection", request_id: int, choice: int | None = None) -> None:
         """Forgets a request or one choice of it; nothing more comes. Engine's thread only."""
         key = (connection, request_id)
         if choice is None:
-            self._drop(self._live.remove(key))
+            self._drop(self._live.remove(key), FinishReason.ABORT)
         elif (sequence_id := self._live.remove_choice(key, choice)) is not None:
-            self._drop([sequence_id])
+            # Its client has seen its end in the text: a stop string.
+            self._drop([sequence_id], FinishReason.STOP)
 
     def abort_all(self, connection: "Connection") -> None:
         """Forgets all requests of a connection. Engine's thread only."""
@@ -164,7 +176,8 @@ class Engine:
 
         Raises WorkerError: the ranks are lost, and the engine with them.
         """
-        output = self._scheduler.schedule(self.clock())
+        started = self.clock()
+        output = self._scheduler.schedule(started)
         dropped = self._scheduler.take_dropped()
         for sequence, error in dropped:
             self._counters.num_timed_out += self._fail(sequence.sequence_id, error)
@@ -172,12 +185,16 @@ class Engine:
             assert dropped, "work is queued, nothing is in flight and nothing runs"
             return
         plan = self._table.flatten(output)
+        flattened = self.clock()
         result = self._executor.execute(plan, partial(self._structured.make_masks, plan))
-        outcome = self._scheduler.update(result, self.clock())
+        executed = self.clock()
+        outcome = self._scheduler.update(result, executed)
         self._structured.advance(outcome)
         self._counters.count(output, outcome)
-        self._live.publish(outcome)
+        self._live.publish(output, outcome)
         self._fail_choices(outcome)
+        times = StepTimes(started, flattened, executed, self.clock())
+        self._counters.time(output, result.execution, times)
 
     def _run(self) -> None:
         try:
@@ -196,49 +213,16 @@ class Engine:
         self._mailbox.close()
 
     def _idle(self) -> None:
+        if self._refusal is not None and not self._live:
+            self._drained.set()
         if not self._mailbox.run_next(IDLE_CHECK_S):
             self._scheduler.check_invariants()
             self._on_idle()
             self._mailbox.run_next()
 
-    def _compile(self, structure: Structure, choices: list[Sequence]) -> None:
-        """Queues them once their structure is ready: until then they hold no slot."""
-
-        def on_done(compiled: CompiledGrammar | LockstepError) -> None:
-            self.submit(partial(self._queue, choices, compiled))
-
-        def is_wanted() -> bool:
-            return any(self._live.key_of(each.sequence_id) is not None for each in choices)
-
-        try:
-            self._structured.compile(structure, on_done, is_wanted)
-        except CapacityError as error:
-            self._fail(choices[0].sequence_id, error)
-
-    def _queue(
-        self, choices: list[Sequence], compiled: CompiledGrammar | LockstepError | None = None
-    ) -> None:
-        self._structured.num_compiling -= compiled is not None
-        # A choice that was aborted while the structure was made ready isn't known any more.
-        live = [each for each in choices if self._live.key_of(each.sequence_id) is not None]
-        if not live:
-            return
-        try:
-            if isinstance(compiled, LockstepError):
-                raise compiled
-            self._scheduler.add(choices[0], self.clock())
-        except LockstepError as error:
-            self._fail(live[0].sequence_id, error)
-            return
-        if compiled is not None:
-            self._structured.start((each.sequence_id for each in live), compiled)
-        for each in choices:
-            if each not in live:
-                self._scheduler.abort(each.sequence_id)
-
-    def _drop(self, sequence_ids: Iterable[int]) -> None:
+    def _drop(self, sequence_ids: Iterable[int], reason: FinishReason) -> None:
         for sequence_id in sequence_ids:
-            self._scheduler.abort(sequence_id)
+            self._scheduler.abort(sequence_id, self.clock(), reason=reason)
             self._structured.forget(sequence_id)
 
     def _fail_choices(self, outcome: StepOutcome) -> None:
@@ -255,7 +239,7 @@ class Engine:
         key = self._live.key_of(sequence_id)
         if key is None:
             return False
-        self._drop(self._live.remove(key))
+        self._drop(self._live.remove(key), FinishReason.ABORT)
         client, request_id = key
         client.sink([RequestFailure(request_id, error)])
         return True
@@ -264,7 +248,14 @@ class Engine:
         self._failure = error
         self._live.fail_all(error)
         self._ended.set()
+        self._drained.set()
         logger.info("the engine ended: %s", error)
+
+    def _drain(self) -> None:
+        if self._refusal is None:
+            self._refusal = UnavailableError("the engine is draining and takes no more requests")
+            for callback in self._on_drain:
+                callback()
 
     def _raise(self, error: LockstepError) -> None:
         if self._failure is None:

@@ -6,7 +6,7 @@ K choices of requests, arrays little-endian and without padding.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from typing import Any
 
 from google.protobuf.message import Message
@@ -22,14 +22,15 @@ from runtime.errors import (
     ModelOutputError,
     UnavailableError,
 )
+from runtime.live_requests import TokenBatch
 from runtime.logprob_codec import decode_logprobs, encode_logprobs
 from runtime.request import (
-    EngineStats,
     FinishReason,
     ModelInfo,
     Request,
     RequestFailure,
     RequestOutput,
+    ResumedChoice,
 )
 from runtime.sampling_params import (
     DEFAULTED,
@@ -38,6 +39,7 @@ from runtime.sampling_params import (
     SamplingParams,
     check_length,
 )
+from runtime.start_codec import decode_starts, encode_starts
 
 PARAM_FIELDS = fields(CompleteParams)
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
@@ -55,6 +57,7 @@ def encode_info(model: ModelInfo) -> engine_pb2.EngineInfo:
         eos_token_ids=model.eos_token_ids,
         tp_size=model.tp_size,
         default_sampling_params=encode_defaults(model.defaults),
+        fingerprint=model.fingerprint,
     )
 
 
@@ -69,6 +72,7 @@ def decode_info(message: engine_pb2.EngineInfo) -> ModelInfo:
         eos_token_ids=tuple(message.eos_token_ids),
         tp_size=message.tp_size,
         defaults=_decode_defaults(message.default_sampling_params),
+        fingerprint=message.fingerprint,
     )
 
 
@@ -86,16 +90,6 @@ def _decode_defaults(message: common_pb2.SamplingParams) -> SamplingDefaults:
     return SamplingDefaults(**{name: getattr(message, name) for name in DEFAULTED})
 
 
-def encode_stats(stats: EngineStats) -> common_pb2.EngineStats:
-    return common_pb2.EngineStats(**asdict(stats))
-
-
-def decode_stats(message: common_pb2.EngineStats) -> EngineStats:
-    return EngineStats(
-        **{field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-    )
-
-
 def encode_request(request: Request) -> engine_pb2.AddRequest:
     """The prompt's token ids must fit int32."""
     params = {field.name: getattr(request.params, field.name) for field in PARAM_FIELDS}
@@ -110,6 +104,12 @@ def encode_request(request: Request) -> engine_pb2.AddRequest:
         tenant=request.tenant,
         timeout_us=None if timeout_s is None else max(0, int(timeout_s * US_PER_S)),
         bad_words=[engine_pb2.TokenIds(ids=pack(INT32, word)) for word in request.bad_words],
+        resumed=[
+            engine_pb2.ResumedChoice(
+                token_ids=pack(INT32, each.token_ids), has_ended=each.has_ended
+            )
+            for each in request.resumed
+        ],
     )
 
 
@@ -123,6 +123,10 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
     try:
         prompt = unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
         bad_words = tuple(tuple(unpack(INT32, "bad_words", each.ids)) for each in message.bad_words)
+        resumed = tuple(
+            ResumedChoice(tuple(unpack(INT32, "resumed", each.token_ids)), each.has_ended)
+            for each in message.resumed
+        )
     except ValueError as error:
         raise InvalidRequestError(str(error)) from error
     waits = message.HasField("timeout_us")
@@ -136,6 +140,7 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         tenant=message.tenant,
         timeout_s=message.timeout_us / US_PER_S if waits else None,
         bad_words=bad_words,
+        resumed=resumed,
     )
 
 
@@ -171,7 +176,7 @@ def refuse_unknown_fields(name: str, message: Message) -> None:
 def encode_outputs(outputs: Sequence[RequestOutput]) -> engine_pb2.StepOutputs:
     """`outputs` has at least one."""
     columns = zip(*outputs, strict=True)
-    request_ids, token_ids, reasons, indices, num_cached_tokens, logprobs, scores = columns
+    request_ids, token_ids, reasons, indices, num_cached_tokens, logprobs, scores, starts = columns
     return engine_pb2.StepOutputs(
         request_ids=pack(UINT64, request_ids),
         num_tokens=pack(INT32, map(len, token_ids)),
@@ -181,6 +186,20 @@ def encode_outputs(outputs: Sequence[RequestOutput]) -> engine_pb2.StepOutputs:
         num_cached_tokens=pack(INT32, num_cached_tokens),
         logprobs=encode_logprobs(logprobs),
         prompt_logprobs=encode_logprobs(scores),
+        starts=encode_starts(starts),
+    )
+
+
+def encode_tokens(batch: TokenBatch) -> engine_pb2.StepOutputs:
+    """As `encode_outputs` of its outputs."""
+    to = batch.recipients
+    return engine_pb2.StepOutputs(
+        request_ids=pack(UINT64, to.request_ids),
+        num_tokens=pack(INT32, repeat(1, len(batch.token_ids))),
+        token_ids=pack(INT32, batch.token_ids),
+        finish_reasons=bytes([reason or NOT_FINISHED for reason in batch.reasons]),
+        indices=pack(INT32, to.choices),
+        num_cached_tokens=pack(INT32, to.num_cached_tokens),
     )
 
 
@@ -225,6 +244,9 @@ def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
         entries = decode_logprobs("prompt_logprobs", message.prompt_logprobs, len(outputs))
         pairs = zip(outputs, entries, strict=True)
         outputs = [output._replace(scores=each) for output, each in pairs]
+    if message.HasField("starts"):
+        for row, start in decode_starts(message.starts, len(outputs)):
+            outputs[row] = outputs[row]._replace(start=start)
     return outputs
 
 

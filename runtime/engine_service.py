@@ -14,11 +14,13 @@ import grpc
 
 from protos import engine_pb2, engine_pb2_grpc
 from protos.auth import TokenInterceptor
+from protos.tls import add_port
 from runtime import engine_codec
 from runtime.engine import Connection, Engine
 from runtime.errors import ConfigError, InvalidRequestError, LockstepError, UnavailableError
-from runtime.live_requests import Outputs
+from runtime.live_requests import Outputs, TokenBatch
 from runtime.request import EngineStats, RequestFailure, RequestOutput
+from runtime.stats_codec import encode_stats
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,18 @@ SERVER_OPTIONS = (
 class EngineServer:
     """Serves one engine to its frontends.
 
+    By mutual TLS where there are `credentials`.
     Raises ConfigError: the port can't be bound. Raises ValueError: the token can't be sent.
     """
 
-    def __init__(self, engine: Engine, token: str, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
         self.token = token
         self._servicer = _Servicer(engine)
         self._server = grpc.server(
@@ -54,7 +64,7 @@ class EngineServer:
         )
         engine_pb2_grpc.add_EngineServicer_to_server(self._servicer, self._server)  # type: ignore[no-untyped-call]
         try:
-            self.port: int = self._server.add_insecure_port(f"{host}:{port}")
+            self.port = add_port(self._server, f"{host}:{port}", credentials)
         except RuntimeError as error:
             raise ConfigError(f"the engine can't listen at {host}:{port}: {error}") from error
 
@@ -70,12 +80,17 @@ class EngineServer:
         self._server.stop(grace_s).wait()
 
 
+_Item = Outputs | EngineStats | engine_pb2.EngineDraining | LockstepError
+
+
 class _Servicer(engine_pb2_grpc.EngineServicer):
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
         self._streams: set[_Stream] = set()
+        self._is_draining = False
         self._stopped = False
+        engine.on_drain(self._drain)
 
     def Connect(
         self,
@@ -86,6 +101,8 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
         with self._lock:
             if self._stopped:
                 stream.end(UnavailableError("the engine is stopping"))
+            if self._is_draining:
+                stream.tell_draining()
             self._streams.add(stream)
         if not context.add_callback(lambda: self._close(stream)):
             self._close(stream)
@@ -107,6 +124,12 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
             for stream in self._streams:
                 stream.end(UnavailableError("the engine is stopping"))
 
+    def _drain(self) -> None:
+        with self._lock:
+            self._is_draining = True
+            for stream in self._streams:
+                stream.tell_draining()
+
     def _close(self, stream: "_Stream") -> None:
         with self._lock:
             self._streams.discard(stream)
@@ -119,7 +142,7 @@ class _Stream:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         # None and errors end the stream.
-        self._outbox: SimpleQueue[Outputs | EngineStats | LockstepError | None] = SimpleQueue()
+        self._outbox: SimpleQueue[_Item | None] = SimpleQueue()
         self._connection: Connection = engine.connect(self._outbox.put)
 
     def read(self, messages: Iterator[engine_pb2.FrontendMessage]) -> None:
@@ -144,13 +167,18 @@ class _Stream:
                 case LockstepError():
                     raise item
                 case EngineStats():
-                    yield engine_pb2.EngineMessage(stats=engine_codec.encode_stats(item))
+                    yield engine_pb2.EngineMessage(stats=encode_stats(item))
+                case engine_pb2.EngineDraining():
+                    yield engine_pb2.EngineMessage(draining=item)
                 case _:
                     yield from _encode(item)
 
     def end(self, error: LockstepError | None) -> None:
         """Ends the stream once what is queued is sent."""
         self._outbox.put(error)
+
+    def tell_draining(self) -> None:
+        self._outbox.put(engine_pb2.EngineDraining())
 
     def close(self) -> None:
         """The stream is over, whatever the reason."""
@@ -183,6 +211,9 @@ class _Stream:
 
 
 def _encode(outputs: Outputs) -> Iterator[engine_pb2.EngineMessage]:
+    if isinstance(outputs, TokenBatch):
+        yield engine_pb2.EngineMessage(outputs=engine_codec.encode_tokens(outputs))
+        return
     tokens = [output for output in outputs if isinstance(output, RequestOutput)]
     if tokens:
         yield engine_pb2.EngineMessage(outputs=engine_codec.encode_outputs(tokens))

@@ -32,6 +32,10 @@ class UnavailableError(LockstepError):
     """The engine is stopped, starting, or has lost its workers."""
 
 
+class FingerprintError(LockstepError):
+    """Another model has begun what is to be resumed; its tokens would be others."""
+
+
 class WorkerError(UnavailableError):
     """A rank died, hung, or disagreed with the others. The message names the rank and the cause."""
 

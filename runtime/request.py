@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from runtime.errors import InvalidRequestError, LockstepError
+from runtime.histogram import HistogramSnapshot
 from runtime.sampling_params import (
     LOCKSTEP_DEFAULTS,
     CompleteParams,
@@ -37,6 +38,7 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     tp_size: int
     defaults: SamplingDefaults = LOCKSTEP_DEFAULTS  # of what a request leaves unset
+    fingerprint: str = ""  # engines with the same give the same tokens
 
     def complete(self, params: SamplingParams, *, num_prompt_tokens: int) -> CompleteParams:
         """With the model's defaults for what is unset.
@@ -60,6 +62,13 @@ class ModelInfo:
         return params.complete(replace(self.defaults, max_tokens=max_tokens))
 
 
+class ResumedChoice(NamedTuple):
+    """What there is of a choice that another engine has begun."""
+
+    token_ids: tuple[int, ...] = ()
+    has_ended: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One prompt to continue.
@@ -76,6 +85,7 @@ class Request:
     priority: int = 0  # lower is more urgent
     tenant: str = ""  # who is charged
     timeout_s: float | None = None  # that the client still waits
+    resumed: tuple[ResumedChoice, ...] = ()  # of every choice, or of none
 
     def check(self, model: ModelInfo) -> None:
         """Raises InvalidRequestError where the request can't be served by `model`."""
@@ -104,6 +114,26 @@ class Request:
         self._check_ids("stop_token_ids", self.params.stop_token_ids, model)
         for word in self.bad_words:
             self._check_ids("bad_words token id", word, model)
+        self._check_resumed(model)
+
+    def _check_resumed(self, model: ModelInfo) -> None:
+        resumed, most = self.resumed, self.params.max_tokens
+        if not resumed:
+            return
+        if len(resumed) != self.params.n:
+            raise InvalidRequestError(
+                f"resumed has {len(resumed)} entries: it must have n={self.params.n}, one for each "
+                "choice, or none"
+            )
+        if all(each.has_ended for each in resumed):
+            raise InvalidRequestError("resumed: all choices have ended, so that nothing is left")
+        for index, each in enumerate(resumed):
+            self._check_ids(f"resumed[{index}] token id", each.token_ids, model)
+            if len(each.token_ids) >= most and not each.has_ended:
+                raise InvalidRequestError(
+                    f"resumed[{index}] has {len(each.token_ids)} tokens and hasn't ended: it must "
+                    f"have fewer than max_tokens={most}"
+                )
 
     def _check_ids(self, name: str, token_ids: Collection[int], model: ModelInfo) -> None:
         for extreme in (min(token_ids), max(token_ids)) if token_ids else ():
@@ -124,6 +154,13 @@ class TokenLogprobs(NamedTuple):
     top_logprobs: tuple[float, ...]
 
 
+class Start(NamedTuple):
+    """How long a request took to its first token."""
+
+    queue_s: float  # to its admission
+    prefill_s: float  # from there
+
+
 class RequestOutput(NamedTuple):
     """What one step brought for one choice: new tokens, and the reason if they are its last.
 
@@ -137,6 +174,7 @@ class RequestOutput(NamedTuple):
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache
     logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token, if wanted
     scores: tuple[TokenLogprobs, ...] = ()  # of the next tokens of the prompt, from its second on
+    start: Start | None = None  # with the first token that this engine gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +183,39 @@ class RequestFailure:
 
     request_id: int
     error: LockstepError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """How long the parts of steps took, on the engine's thread one after the other."""
+
+    schedule: HistogramSnapshot  # deciding who runs, and flattening it
+    encode: HistogramSnapshot  # making the message
+    wire: HistogramSnapshot  # what is left of the round trip without forward pass and sampling
+    forward: HistogramSnapshot  # on rank 0
+    sample: HistogramSnapshot  # on rank 0
+    publish: HistogramSnapshot  # applying the result, and giving each frontend its tokens
+    total: HistogramSnapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """What one step ran."""
+
+    step_id: int
+    num_decode_sequences: int  # fed one token each, and got another
+    num_prefill_sequences: int  # fed tokens of their prompts, or all they have after a preemption
+    num_prefill_tokens: int
+    total_s: float
+
+
+class RankSummary(NamedTuple):
+    """Where the time of a rank's last step went."""
+
+    rank: int
+    prepare_s: float  # from the message's arrival to the forward pass
+    forward_s: float
+    sample_s: float  # of rank 0 alone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,3 +238,18 @@ class EngineStats:
     num_timed_out: int
     num_invalid_logits: int
     num_empty_supports: int
+    num_finished_stop: int
+    num_finished_length: int
+    num_finished_abort: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    queue_s: HistogramSnapshot  # of requests, from their arrival at the engine to admission
+    ttft_s: HistogramSnapshot  # to the first token
+    e2e_s: HistogramSnapshot  # to the end of the last choice
+    itl_s: HistogramSnapshot  # between two tokens of a choice
+    prompt_tokens: HistogramSnapshot  # of admitted requests
+    output_tokens: HistogramSnapshot  # of choices that ended
+    step_s: StepSeconds
+    last_step: StepSummary | None  # None before the first
+    ranks: tuple[RankSummary, ...]  # in their order, as the last step found them
+    epoch: int  # life of the worker group, counted from 1

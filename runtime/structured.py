@@ -4,7 +4,7 @@ Which tokens a structure allows next is found by a matcher for each sequence. Ma
 with the tokens, and not with the workers, which remember no sequence.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from runtime.errors import CapacityError, InvalidRequestError, LockstepError
 from runtime.grammar.masks import masks_of
 from runtime.grammar.matcher import CompiledGrammar, Matcher
 from runtime.scheduling.output import StepOutcome
+from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import StepPlan
 from runtime.scheduling.token_masks import TokenMasks
 from runtime.structure import Structure
@@ -56,10 +57,20 @@ class StructuredSequences:
         self._matchers: dict[int, Matcher] = {}  # by sequence id
         self._failed: list[tuple[int, LockstepError]] = []
 
-    def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
-        """As `Compiler.compile`. Raises CapacityError: too many requests wait for that."""
+    def compile(
+        self,
+        structure: Structure,
+        on_done: OnDone,
+        is_wanted: Callable[[], bool],
+        *,
+        is_limited: bool = True,
+    ) -> None:
+        """As `Compiler.compile`.
+
+        Raises CapacityError: too many requests wait for that, and this one `is_limited`.
+        """
         most = self._max_compiling
-        if most is not None and self.num_compiling >= most:
+        if is_limited and most is not None and self.num_compiling >= most:
             raise CapacityError(
                 f"{self.num_compiling} requests wait for a structure to be compiled: "
                 f"max_queued_requests={most}; try again in {RETRY_S:g} s",
@@ -68,9 +79,17 @@ class StructuredSequences:
         self.num_compiling += 1
         self._compiler.compile(structure, on_done, is_wanted)
 
-    def start(self, sequence_ids: Iterable[int], compiled: CompiledGrammar) -> None:
-        for sequence_id in sequence_ids:
-            self._matchers[sequence_id] = compiled.matcher()
+    def start(self, choices: Mapping[int, Sequence], compiled: CompiledGrammar) -> None:
+        """Follows the choices of a request, by their index, from where their outputs stand.
+
+        Raises InvalidRequestError: an output isn't of the structure; some are followed then.
+        """
+        for index, sequence in choices.items():
+            matcher = self._matchers[sequence.sequence_id] = compiled.matcher()
+            if sequence.is_resumed:
+                matcher.replay(sequence.token_ids[sequence.num_prompt_tokens :])
+            if matcher.error is not None:
+                raise InvalidRequestError(f"resumed[{index}]: {matcher.error}")
 
     def forget(self, sequence_id: int) -> None:
         """It has ended; one without a structure is ignored."""

@@ -22,6 +22,7 @@ from runtime.request import (
     Request,
     RequestFailure,
     RequestOutput,
+    ResumedChoice,
     TokenLogprobs,
 )
 from runtime.sampling_params import SamplingParams
@@ -71,6 +72,7 @@ class Ask:
     params: SamplingParams
     seed: int = 0
     bad_words: tuple[tuple[int, ...], ...] = ()
+    resumed: tuple[ResumedChoice, ...] = ()
 
     def with_seed(self, seed: int) -> "Ask":
         return replace(self, seed=seed)
@@ -124,7 +126,6 @@ class TinyEngine:
             compiler=compiler or NoCompiler("the test has no tokenizer"),
             clock=lambda: self._now,
         )
-        self.engine.submit = lambda call: call()  # everything is on the test's thread
         self.answers: defaultdict[tuple[int, int], Answer] = defaultdict(Answer)
         self.failures: dict[int, LockstepError] = {}
         self.preempted: list[tuple[int, int]] = []  # request, and the output tokens that it had
@@ -136,15 +137,19 @@ class TinyEngine:
     def add(self, ask: Ask) -> int:
         request_id = self._num_requests
         self._num_requests += 1
-        self._owners += [request_id] * ask.params.n
+        self._owners += [request_id] * (
+            sum(not each.has_ended for each in ask.resumed) if ask.resumed else ask.params.n
+        )
         request = Request(
             request_id=request_id,
             prompt_token_ids=ask.prompt,
             params=self.engine.model.complete(ask.params, num_prompt_tokens=len(ask.prompt)),
             seed=ask.seed,
             bad_words=ask.bad_words,
+            resumed=ask.resumed,
         )
         self.engine.add(self._connection, request, arrived_s=self._now)
+        self.engine.run_submitted()
         return request_id
 
     def run(self, *asks: Ask) -> list[list[Answer]]:

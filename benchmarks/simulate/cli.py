@@ -22,7 +22,7 @@ from benchmarks.simulate.run import Run, run
 from benchmarks.simulate.search import find_replicas
 from benchmarks.simulate.summary import Summary
 from benchmarks.simulate.workload import Workload
-from runtime.cli import ByteSize, make_option
+from runtime.commands.common import ByteSize, make_option
 from runtime.config import EngineConfig
 from runtime.errors import LockstepError
 

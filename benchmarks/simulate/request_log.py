@@ -1,7 +1,7 @@
 """When each request's tokens came. Written by the sink of a connection, simulated or live."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,7 @@ class RequestLog:
         self.num_ended = 0
         self._gaps: list[Float64] = []
 
-    def record(self, now_s: float, outputs: Sequence[RequestOutput | RequestFailure]) -> int:
+    def record(self, now_s: float, outputs: Iterable[RequestOutput | RequestFailure]) -> int:
         """Takes what a step brought; returns how many requests it ended."""
         ids, ended = [], []
         num_failures = 0

@@ -15,7 +15,8 @@ class Executor(Protocol):
     ) -> StepResult:
         """Runs one step on every rank.
 
-        Where the plan defers sampling, `make_masks` is called while the forward pass runs.
+        Where the plan defers sampling, `make_masks` is called while the forward pass runs. The
+        result's `execution` may say where the time went.
 
         Raises WorkerError: a rank died, hung past its deadline or disagreed; no step can follow.
         """

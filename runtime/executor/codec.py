@@ -1,15 +1,17 @@
 """Between the driver's plans and the wire: StepPlan to bytes, StepReply to StepResult."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protos import worker_pb2
-from runtime.request import TokenLogprobs
+from runtime.request import RankSummary, TokenLogprobs
 from runtime.scheduling.sampler_inputs import SamplerInputs, no_inputs
 from runtime.scheduling.step_plan import (
     BlockTables,
+    Execution,
     Fault,
     SamplingColumns,
     StepPlan,
@@ -21,6 +23,7 @@ INT32 = np.dtype("<i4")
 UINT32 = np.dtype("<u4")
 UINT64 = np.dtype("<u8")
 FLOAT32 = np.dtype("<f4")
+US_PER_S = 1_000_000
 
 COPY = worker_pb2.BlockOp.KIND_COPY
 
@@ -88,8 +91,21 @@ def encode_masks(masks: TokenMasks, *, epoch: int, step_id: int) -> bytes:
     return bytes(request.SerializeToString())
 
 
-def decode_result(reply: worker_pb2.StepReply) -> StepResult:
-    """Rank 0's tokens, in the order of the wire.
+def decode_timings(replies: Sequence[worker_pb2.StepReply]) -> tuple[RankSummary, ...]:
+    """What the ranks say of their step, in their order."""
+    return tuple(
+        RankSummary(
+            rank,
+            reply.timings.prepare_us / US_PER_S,
+            reply.timings.forward_us / US_PER_S,
+            reply.timings.sample_us / US_PER_S,
+        )
+        for rank, reply in enumerate(replies)
+    )
+
+
+def decode_result(reply: worker_pb2.StepReply, execution: Execution | None = None) -> StepResult:
+    """Rank 0's tokens, in the order of the wire; `execution` is known from elsewhere.
 
     Raises ValueError: the arrays don't fit together, a row has not one token, or there is no such
     row or fault; the message names the numbers.
@@ -114,6 +130,7 @@ def decode_result(reply: worker_pb2.StepReply) -> StepResult:
         faults=_decode_faults(result, len(sequence_ids)),
         logprobs=dict(_decode_logprobs("logprobs", result.logprobs, len(sequence_ids))),
         scores=[each for _, each in _decode_logprobs("scores", result.scores, None)],
+        execution=execution,
     )
 
 

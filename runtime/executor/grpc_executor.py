@@ -13,11 +13,12 @@ from protos.auth import bearer
 from runtime.errors import WorkerError
 from runtime.executor.codec import (
     decode_result,
+    decode_timings,
     encode_masks,
     encode_sampler_inputs,
     encode_step,
 )
-from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.step_plan import Execution, StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks, no_masks
 
 EXECUTE = "/lockstep.worker.v1.Worker/Execute"
@@ -76,11 +77,14 @@ class GrpcExecutor:
         """
         if self._failure is not None:
             raise WorkerError(str(self._failure)) from self._failure
-        deadline = time.monotonic() + self._step_timeout_s
+        started = time.monotonic()
+        deadline = started + self._step_timeout_s
         message = encode_step(plan, epoch=self._epoch, return_input_hash=self._check_ranks)
-        sampler, *others = self._streams
         # Messages put end to end are one message, so that what all ranks get is encoded once.
-        sampler.send(message + encode_sampler_inputs(plan.sampler_inputs))
+        sampler_message = message + encode_sampler_inputs(plan.sampler_inputs)
+        encode_s = time.monotonic() - started
+        sampler, *others = self._streams
+        sampler.send(sampler_message)
         for stream in others:
             stream.send(message)
         if plan.defer_sampling:
@@ -89,7 +93,7 @@ class GrpcExecutor:
             replies = self._collect(plan.step_id, deadline)
             if self._check_ranks:
                 _check_hashes(plan.step_id, replies)
-            return _result_of(replies[0])
+            return _result_of(replies[0], Execution(self._epoch, encode_s, decode_timings(replies)))
         except WorkerError as error:
             self._failure = error
             self._cancel()
@@ -195,11 +199,11 @@ class _Stream:
         self._on_broken(self._rank, cause)
 
 
-def _result_of(reply: worker_pb2.StepReply) -> StepResult:
+def _result_of(reply: worker_pb2.StepReply, execution: Execution) -> StepResult:
     if not reply.HasField("result"):
         raise WorkerError(f"rank 0 replied to step {reply.step_id} without a result")
     try:
-        return decode_result(reply)
+        return decode_result(reply, execution)
     except ValueError as error:
         raise WorkerError(
             f"rank 0 replied to step {reply.step_id} with a malformed result: {error}"

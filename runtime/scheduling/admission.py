@@ -42,7 +42,7 @@ class Admission:
 
     def num_free_slots(self, newcomer: Sequence) -> int:
         """Slots that newcomers find, if there are blocks for all of them with this one."""
-        tokens = self._waiting.num_newcomer_tokens + newcomer.num_prompt_tokens
+        tokens = self._waiting.num_newcomer_tokens + newcomer.num_tokens
         if self._cache.layout.max_blocks_for(tokens) > self._cache.pool.num_free:
             return 0
         return self._limits.max_num_seqs - len(self._running)
@@ -131,8 +131,9 @@ class Admission:
         is_newcomer = self._waiting.admit(sequence, now)
         self._running.start(sequence, admitted)
         if is_newcomer:
-            sequence.num_cached_tokens = prefix.num_tokens
-            self.num_cached_tokens += prefix.num_tokens
+            # Of one that is resumed, output may be there too.
+            sequence.num_cached_tokens = min(prefix.num_tokens, sequence.num_prompt_tokens)
+            self.num_cached_tokens += sequence.num_cached_tokens
             self.num_prompt_tokens += sequence.num_prompt_tokens
         return True
 

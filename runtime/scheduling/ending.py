@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from runtime.request import FinishReason
+from runtime.sampling_params import CompleteParams
 from runtime.scheduling.sequence import Sequence
 
 
@@ -29,18 +30,23 @@ class EndTokens:
             return []
         ended = []
         for sequence, token in zip(sequences, token_ids, strict=True):
-            if token in self._counts and self._ends(sequence, token):
+            if token in self._counts and ends_with(
+                token, sequence.num_output_tokens, sequence.params, self.eos_token_ids
+            ):
                 sequence.finish(FinishReason.STOP)
                 ended.append(sequence)
         return ended
 
-    def _ends(self, sequence: Sequence, token: int) -> bool:
-        params = sequence.params
-        if sequence.num_output_tokens <= params.min_tokens:
-            return False
-        if token in params.stop_token_ids:
-            return True
-        return token in self.eos_token_ids and not params.ignore_eos
+
+def ends_with(
+    token: int, num_output_tokens: int, params: CompleteParams, eos_token_ids: Collection[int]
+) -> bool:
+    """Whether `token`, the last of so many, ends an output."""
+    if num_output_tokens <= params.min_tokens:
+        return False
+    if token in params.stop_token_ids:
+        return True
+    return token in eos_token_ids and not params.ignore_eos
 
 
 def end_by_length(sequences: Iterable[Sequence]) -> list[Sequence]:

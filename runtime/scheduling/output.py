@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runtime.errors import LockstepError
-from runtime.request import TokenLogprobs
+from runtime.request import Start, TokenLogprobs
 from runtime.scheduling.sequence import Sequence
 
 
@@ -83,3 +83,4 @@ class StepOutcome:
     failed: list[tuple[Sequence, LockstepError]]  # that couldn't be sampled, and have ended
     logprobs: dict[int, TokenLogprobs]  # of the tokens, by sequence id, of those that want them
     scores: dict[int, list[TokenLogprobs]]  # of the next tokens of prompts, by sequence id
+    starts: dict[int, Start]  # by sequence id, of those whose first token here it is

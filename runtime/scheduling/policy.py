@@ -6,6 +6,7 @@ from heapq import merge
 from itertools import count, islice
 from typing import Protocol
 
+from runtime.scheduling.queue import Queue
 from runtime.scheduling.sequence import Sequence
 
 # What a tenant gets in its turn, in tokens: about one usual request.
@@ -25,6 +26,10 @@ class Policy(Protocol):
 
     def push_front(self, sequence: Sequence) -> None:
         """A preempted sequence or a fork waits, before those of its class."""
+        ...
+
+    def push_resumed(self, sequence: Sequence) -> None:
+        """One that another engine had before waits, before the newcomers of its class."""
         ...
 
     def remove(self, sequence: Sequence) -> None:
@@ -52,24 +57,13 @@ class Policy(Protocol):
         ...
 
 
-class _Queue(OrderedDict[int, Sequence]):
-    """Sequences by id, in order: any of them leaves in constant time."""
-
-    def push(self, sequence: Sequence) -> None:
-        self[sequence.sequence_id] = sequence
-
-    def push_front(self, sequence: Sequence) -> None:
-        self[sequence.sequence_id] = sequence
-        self.move_to_end(sequence.sequence_id, last=False)
-
-
 class FcfsPolicy:
     """First come, first served; the latest arrival is preempted first."""
 
     preempts_for_admission = False
 
     def __init__(self) -> None:
-        self._queue = _Queue()
+        self._queue = Queue()
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -80,11 +74,14 @@ class FcfsPolicy:
     def push_front(self, sequence: Sequence) -> None:
         self._queue.push_front(sequence)
 
+    def push_resumed(self, sequence: Sequence) -> None:
+        self._queue.push_resumed(sequence)
+
     def remove(self, sequence: Sequence) -> None:
-        del self._queue[sequence.sequence_id]
+        self._queue.remove(sequence)
 
     def order(self) -> Iterator[Sequence]:
-        return iter(self._queue.values())
+        return iter(self._queue)
 
     def charge(self, sequence: Sequence) -> None:
         pass
@@ -111,25 +108,32 @@ class PriorityPolicy:
 
     def __init__(self, *, ageing_s: float) -> None:
         self._ageing_s = ageing_s
-        self._classes: dict[int, _Queue] = {}
+        self._classes: dict[int, Queue] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._classes.values()))
 
     def push(self, sequence: Sequence) -> None:
-        self._classes.setdefault(sequence.priority, _Queue()).push(sequence)
+        self._classes.setdefault(sequence.priority, Queue()).push(sequence)
 
     def push_front(self, sequence: Sequence) -> None:
-        self._classes.setdefault(sequence.priority, _Queue()).push_front(sequence)
+        self._classes.setdefault(sequence.priority, Queue()).push_front(sequence)
+
+    def push_resumed(self, sequence: Sequence) -> None:
+        queue = self._classes.setdefault(sequence.priority, Queue())
+        if (first := queue.first_newcomer) is not None:
+            # Nobody of another class may come between because of its late arrival here.
+            sequence.arrival_s = min(sequence.arrival_s, first.arrival_s)
+        queue.push_resumed(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         queue = self._classes[sequence.priority]
-        del queue[sequence.sequence_id]
+        queue.remove(sequence)
         if not queue:
             del self._classes[sequence.priority]
 
     def order(self) -> Iterator[Sequence]:
-        return merge(*(queue.values() for queue in self._classes.values()), key=self._standing)
+        return merge(*self._classes.values(), key=self._standing)
 
     def charge(self, sequence: Sequence) -> None:
         pass
@@ -154,14 +158,14 @@ class _Tenant:
     __slots__ = ("deficit", "has_turn", "num_running", "queue")
 
     def __init__(self) -> None:
-        self.queue = _Queue()
+        self.queue = Queue()
         self.num_running = 0
         self.deficit = 0
         self.has_turn = False
 
     @property
     def head_cost(self) -> int:
-        return _cost(next(iter(self.queue.values())))
+        return _cost(next(iter(self.queue)))
 
 
 class FairPolicy:
@@ -191,9 +195,13 @@ class FairPolicy:
         self._tenant_of(sequence).queue.push_front(sequence)
         self._num_waiting += 1
 
+    def push_resumed(self, sequence: Sequence) -> None:
+        self._tenant_of(sequence).queue.push_resumed(sequence)
+        self._num_waiting += 1
+
     def remove(self, sequence: Sequence) -> None:
         tenant = self._tenants[sequence.tenant]
-        del tenant.queue[sequence.sequence_id]
+        tenant.queue.remove(sequence)
         self._num_waiting -= 1
         if not tenant.queue:
             del self._turns[sequence.tenant]
@@ -245,7 +253,7 @@ class FairPolicy:
         for place in count():
             found = False
             for tenant in self._turns.values():
-                for sequence in islice(tenant.queue.values(), place, place + 1):
+                for sequence in islice(tenant.queue, place, place + 1):
                     found = True
                     yield sequence
             if not found:

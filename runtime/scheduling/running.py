@@ -18,6 +18,7 @@ class RunningSet:
         self.steady = SteadySet()
         self.behind: list[Sequence] = []  # in order of admission
         self.num_preemptions = 0
+        self.last_token_s = 0.0  # when the steady ones got their last token
         self._cache = cache
         self._policy = policy
         self._waiting = waiting
@@ -84,8 +85,12 @@ class RunningSet:
                 each for each in self._changed if each.sequence_id != sequence.sequence_id
             ]
 
-    def settle(self, caught_up: Iterable[Sequence], next_step_id: int) -> None:
-        """Of those that have caught up, the ones that still run are steady from now on."""
+    def settle(self, caught_up: Iterable[Sequence], next_step_id: int, now: float) -> None:
+        """Of those that have caught up, the ones that still run are steady from now on.
+
+        They and the other steady ones have just got a token.
+        """
+        self.last_token_s = now
         joining = [each for each in caught_up if each.status is Status.RUNNING]
         for sequence in joining:
             capacity = self._cache.capacity(sequence)
@@ -118,6 +123,8 @@ class RunningSet:
         assert len(both) == len(self.sequences)
 
     def _send_back(self, sequence: Sequence) -> None:
+        if sequence not in self.behind:
+            sequence.last_token_s = self.last_token_s
         sequence.status = Status.WAITING
         self.stop(sequence)
         self.free(sequence)

@@ -14,6 +14,8 @@ from runtime.request import FinishReason
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.ending import EndTokens, end_by_length
+from runtime.scheduling.invariants import check_between_steps, check_live
+from runtime.scheduling.latencies import Latencies
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
@@ -54,6 +56,7 @@ class Scheduler:
         self.waiting = WaitingRoom(policy, limits.queue)
         self.running = RunningSet(cache, policy, self.waiting)
         self.admission = Admission(cache, policy, limits, self.waiting, self.running)
+        self.latencies = Latencies()
         self.num_refused = 0
         self._sequences: dict[int, Sequence] = {}  # all that live
         self._max_sequence_tokens = cache.layout.max_sequence_tokens
@@ -73,10 +76,11 @@ class Scheduler:
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
         """Queues a sequence and its forks, whose ids are new and which the pool can hold alone.
 
-        Raises CapacityError: the queue is full; the sequence isn't queued.
+        Raises CapacityError: the queue is full for one that isn't resumed; it isn't queued.
         """
         assert sequence.num_tokens <= self._max_sequence_tokens, f"{sequence} is too long"
         family = [sequence, *sequence.forks]
+        sequence.num_live_choices = len(family)
         for each in family:
             assert each.sequence_id not in self._sequences, f"{each} is known already"
             each.arrival = self._num_arrivals
@@ -94,7 +98,13 @@ class Scheduler:
         for each in family:
             self.end_tokens.add(each)
 
-    def abort(self, sequence_id: int) -> None:
+    def abort(
+        self,
+        sequence_id: int,
+        now: float = 0.0,
+        *,
+        reason: FinishReason = FinishReason.ABORT,
+    ) -> None:
         """Ends a sequence in any state; ids that are unknown or ended already are ignored.
 
         Its forks go on without it.
@@ -104,7 +114,8 @@ class Scheduler:
             return
         self._forget(sequence)
         before = sequence.status
-        sequence.finish(FinishReason.ABORT)
+        sequence.finish(reason)
+        self.latencies.end(sequence, now)
         if before is Status.HELD:
             assert sequence.fork_of is not None
             source = sequence.fork_of
@@ -176,14 +187,17 @@ class Scheduler:
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
         take_tokens(output, sequences, token_ids, commit=self.cache.commit)
+        since = self.running.last_token_s
+        starts = self.latencies.step(caught_up, num_tokens=len(sequences), since=since, now=now)
         ending = [*self.running.steady.take_ending(output.step_id), *caught_up]
         finished = self.end_tokens.end(sequences, token_ids) + end_by_length(ending)
         for sequence in finished:
             self._stop(sequence)
-        self.running.settle(caught_up, output.step_id + 1)
+            self.latencies.end(sequence, now)
+        self.running.settle(caught_up, output.step_id + 1, now)
         for sequence in caught_up:
             self._release_forks(sequence)
-        return StepOutcome(sequences, token_ids, finished, failed, logprobs, scores)
+        return StepOutcome(sequences, token_ids, finished, failed, logprobs, scores, starts)
 
     def take_dropped(self) -> list[Dropped]:
         """Those that waited too long since the last call, each with what to tell its client."""
@@ -206,25 +220,10 @@ class Scheduler:
         self.cache.check_invariants()
         self.waiting.check_invariants()
         self.running.check_invariants()
-        held = [each for each in self._sequences.values() if each.status is Status.HELD]
-        live = [*self.running.sequences.values(), *self.waiting, *held]
-        assert {each.sequence_id for each in live} == self._sequences.keys()
-        assert len(live) == len(self._sequences)
-        assert all(each.status is Status.WAITING for each in self.waiting)
-        assert all(each.num_computed_tokens == 0 for each in [*self.waiting, *held])
-        assert all(each.fork_of is not None and each in each.fork_of.forks for each in held)
+        check_live(self._sequences, self.waiting, self.running)
         assert len(self.running) <= self.limits.max_num_seqs
-        if self._in_flight is not None:
-            return
-        for each in self.running.steady.members:
-            assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't steady"
-        behind = self.running.behind
-        assert sum(each.awaits_scores for each in behind) <= 1, "two prompts are scored in part"
-        # One that has been scored may have tokens left to feed.
-        assert len(behind) <= self.limits.max_num_partial_prefills + 1
-        if not self.running.sequences:
-            pool = self.cache.pool
-            assert pool.num_free == pool.num_blocks, "blocks are lost"
+        if self._in_flight is None:
+            check_between_steps(self.running, self.cache.pool, self.limits)
 
     def _feed_behind(self, budget: StepBudget) -> list[ScheduledSequence]:
         """What the running sequences that are behind get of the budget, the oldest first."""
@@ -247,6 +246,7 @@ class Scheduler:
             sequence = self.admission.admit_next(budget, partial, now=now, step_s=step_s)
             if sequence is None:
                 break
+            self.latencies.admit(sequence, now)
             _feed(sequence, budget, scheduled)
             if not scheduled[-1].samples:
                 partial.append(sequence)

@@ -21,6 +21,7 @@ class Sequence:
     """Token ids known so far, and how many of them have their K and V in the cache."""
 
     __slots__ = (
+        "admitted_s",
         "arrival",
         "arrival_s",
         "bad_words",
@@ -30,9 +31,12 @@ class Sequence:
         "finish_reason",
         "fork_of",
         "forks",
+        "is_resumed",
+        "last_token_s",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_live_choices",
         "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
@@ -44,6 +48,7 @@ class Sequence:
         "seed",
         "sequence_id",
         "status",
+        "submitted_s",
         "tenant",
         "token_ids",
     )
@@ -59,13 +64,22 @@ class Sequence:
         priority: int = 0,
         tenant: str = "",
         deadline_s: float | None = None,
+        submitted_s: float = 0.0,
         bad_words: tuple[tuple[int, ...], ...] = (),
+        is_resumed: bool = False,
+        output_token_ids: Iterable[int] = (),
     ) -> None:
-        """`deadline_s` is a time of the scheduler's clock; `bad_words` are those of `params`."""
+        """Times are of the scheduler's clock: its request came at `submitted_s`.
+
+        `bad_words` are those of `params`. One that `is_resumed` was accepted before, here or
+        elsewhere, and may have output already.
+        """
         self.sequence_id = sequence_id
         # An array, not a list: the garbage collector would walk a list's millions of tokens.
         self.token_ids = array("i", prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self.token_ids.extend(output_token_ids)
+        self.is_resumed = is_resumed
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
         self.params = params
@@ -74,13 +88,17 @@ class Sequence:
         self.priority = priority
         self.tenant = tenant
         self.deadline_s = deadline_s
+        self.submitted_s = submitted_s
         self.bad_words = bad_words
         self.num_scored_tokens = 0  # of the prompt, from its second on, whose logprobs are known
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         # Filled by the scheduler.
         self.arrival = 0  # counts sequences as they come
-        self.arrival_s = 0.0
+        self.arrival_s = 0.0  # when it was queued
+        self.admitted_s: float | None = None  # of choice 0: when the first of the choices ran
+        self.last_token_s: float | None = None  # the first, or the last before it wasn't steady
+        self.num_live_choices = 1  # of choice 0: those of the request that haven't ended
         self.max_num_tokens = 0  # ends with LENGTH at so many
         self.num_overtaken = 0
         self.refused_at = -1  # the cache's version when its blocks were not free
@@ -97,6 +115,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def first_choice(self) -> "Sequence":
+        """Choice 0 of its request, with what is known of the request as a whole."""
+        return self.fork_of or self
 
     @property
     def awaits_scores(self) -> bool:
@@ -124,7 +147,9 @@ class Sequence:
             priority=self.priority,
             tenant=self.tenant,
             deadline_s=self.deadline_s,
+            submitted_s=self.submitted_s,
             bad_words=self.bad_words,
+            is_resumed=self.is_resumed,
         )
         other.num_prompt_tokens = self.num_prompt_tokens
         other.fork_of = self

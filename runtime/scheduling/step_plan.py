@@ -7,12 +7,12 @@ T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.request import TokenLogprobs
+from runtime.request import RankSummary, TokenLogprobs
 from runtime.scheduling.sampler_inputs import Float32, Int32, SamplerInputs
 
 Uint64 = NDArray[np.uint64]
@@ -77,6 +77,14 @@ class Fault(IntEnum):
     EMPTY_SUPPORT = 2  # no token is left
 
 
+class Execution(NamedTuple):
+    """Who ran a step, and where its time went."""
+
+    epoch: int
+    encode_s: float  # making the messages
+    ranks: tuple[RankSummary, ...]  # in their order
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
     """Rank 0's tokens, one for each sampled row of the plan, in its order."""
@@ -87,6 +95,7 @@ class StepResult:
     faults: dict[int, Fault] = field(default_factory=dict)  # by row
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)  # by row, where wanted
     scores: list[TokenLogprobs] = field(default_factory=list)  # [P]
+    execution: Execution | None = None  # where the executor tells
 
 
 def _equal(one: Any, other: Any) -> bool:

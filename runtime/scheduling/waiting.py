@@ -21,7 +21,11 @@ Dropped = tuple[Sequence, LockstepError]
 
 
 class WaitingRoom:
-    """Waiting sequences. Newcomers are those that were never admitted; only they are limited."""
+    """Waiting sequences. Newcomers are those that were never admitted; only they are limited.
+
+    A resumed one was let in before, by another engine: it is a newcomer here, as others have to
+    wait for it, and no limit keeps it out.
+    """
 
     def __init__(self, policy: Policy, limits: QueueLimits) -> None:
         self._policy = policy
@@ -31,7 +35,7 @@ class WaitingRoom:
         self._scored: set[int] = set()  # of those that the policy has, whose prompts are scored
         self._unscored: dict[int, Sequence] = {}  # that it will get when there are fewer
         self._is_backed_up = False  # the last step has left newcomers waiting
-        self.num_newcomer_tokens = 0  # of their prompts
+        self.num_newcomer_tokens = 0  # that they have
         self._times: list[tuple[float, int]] = []  # heap: when to look at which sequence
         self._mean_wait_s = 0.0
 
@@ -51,18 +55,20 @@ class WaitingRoom:
         return list(islice(self._policy.order(), count))
 
     def add(self, sequence: Sequence, *, num_free_slots: int) -> None:
-        """Lets a newcomer in.
+        """Lets a newcomer in; a resumed one before those of its class.
 
-        Raises CapacityError: the queue is full, with a hint when to try again.
+        Raises CapacityError: the queue is full, with a hint when to try again. Never for a resumed
+        one.
         """
-        self._check_limits(sequence, num_free_slots)
+        if not sequence.is_resumed:
+            self._check_limits(sequence, num_free_slots)
         if sequence.awaits_scores and len(self._scored) >= MAX_SCORED:
             self._unscored[sequence.sequence_id] = sequence
         else:
             self._push(sequence)
         self._members[sequence.sequence_id] = sequence
         self._newcomers[sequence.sequence_id] = sequence
-        self.num_newcomer_tokens += sequence.num_prompt_tokens
+        self.num_newcomer_tokens += sequence.num_tokens
         times = [sequence.deadline_s]
         if self._limits.queue_timeout_s is not None:
             times.append(sequence.arrival_s + self._limits.queue_timeout_s)
@@ -88,7 +94,7 @@ class WaitingRoom:
             self._push(self._unscored.pop(next(iter(self._unscored))))
         del self._members[sequence.sequence_id]
         if self._newcomers.pop(sequence.sequence_id, None) is not None:
-            self.num_newcomer_tokens -= sequence.num_prompt_tokens
+            self.num_newcomer_tokens -= sequence.num_tokens
 
     def admit(self, sequence: Sequence, now: float) -> bool:
         """A sequence waits no longer, since it runs; whether it was a newcomer."""
@@ -126,12 +132,13 @@ class WaitingRoom:
         }
         assert not kept_back or len(self._scored) >= MAX_SCORED
         assert self._newcomers.keys() <= self._members.keys()
-        assert self.num_newcomer_tokens == sum(
-            each.num_prompt_tokens for each in self._newcomers.values()
-        )
+        assert self.num_newcomer_tokens == sum(each.num_tokens for each in self._newcomers.values())
 
     def _push(self, sequence: Sequence) -> None:
-        self._policy.push(sequence)
+        if sequence.is_resumed:
+            self._policy.push_resumed(sequence)
+        else:
+            self._policy.push(sequence)
         if sequence.awaits_scores:
             self._scored.add(sequence.sequence_id)
 
@@ -146,7 +153,7 @@ class WaitingRoom:
         if most is not None and num_queued - num_admissible >= most:
             raise self._full(f"{num_queued} requests wait: max_queued_requests={most}", now)
         most = self._limits.max_queued_tokens
-        tokens = self.num_newcomer_tokens + sequence.num_prompt_tokens
+        tokens = self.num_newcomer_tokens + sequence.num_tokens
         if most is not None and num_queued and tokens > most:
             raise self._full(
                 f"with this prompt of {sequence.num_prompt_tokens} tokens, {tokens} tokens would "
@@ -168,8 +175,8 @@ class WaitingRoom:
         if sequence.deadline_s is not None and sequence.deadline_s <= now:
             return DeadlineError("the call's deadline passed while the request waited")
         timeout_s = self._limits.queue_timeout_s
-        is_newcomer = sequence.sequence_id in self._newcomers
-        if timeout_s is not None and is_newcomer and sequence.arrival_s + timeout_s <= now:
+        is_limited = sequence.sequence_id in self._newcomers and not sequence.is_resumed
+        if timeout_s is not None and is_limited and sequence.arrival_s + timeout_s <= now:
             return self._full(
                 f"the request waited {timeout_s:g} s: queue_timeout_s={timeout_s:g}", now
             )

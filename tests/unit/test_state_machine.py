@@ -132,6 +132,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_forks=st.sampled_from([0, 0, 0, 1, 2]),
         min_tokens=st.sampled_from([0, 0, 3]),
         again=st.booleans(),
+        cut=st.sampled_from([None, None, 0, 1, 2, 7]),
     )
     def add(
         self,
@@ -146,7 +147,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_forks: int,
         min_tokens: int,
         again: bool,
+        cut: int | None,
     ) -> None:
+        """With `cut` it is resumed after so many tokens."""
         if again and self.sequences:  # as in a conversation: all that an earlier one has said
             prompt = [*self.sequences[max(self.sequences)].token_ids, *prompt]
         max_tokens = max(max_tokens, min_tokens)
@@ -154,9 +157,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = prompt[: max(0, room)]
         if not prompt:
             return
+        *output, _ = oracle_continuation(
+            prompt, max_tokens=max_tokens, min_tokens=min_tokens, seed=seed, windows=self.windows
+        )
+        output = output[: cut or 0]
         first = make_sequence(
             len(self.sequences),
             prompt,
+            is_resumed=cut is not None,
+            output_token_ids=output,
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             seed=seed,
@@ -166,14 +175,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             deadline_s=None if patience is None else self.now + patience,
             params={"prompt_logprobs": 0} if scored else None,
         )
+        if output:
+            first.num_scored_tokens = len(prompt) - 1
+            if scored:  # told by the engine that had it
+                self.scores[first.sequence_id] = oracle_scores(prompt, windows=self.windows)
         self.sequences[first.sequence_id] = first
-        for _ in range(num_forks):
+        for _ in range(0 if output else num_forks):
             fork = first.fork(len(self.sequences), seed=seed + len(self.sequences))
             self.sequences[fork.sequence_id] = fork
         family = {first.sequence_id, *(each.sequence_id for each in first.forks)}
         try:
             self.scheduler.add(first, self.now)
         except CapacityError:
+            assert cut is None, "a resumed one was accepted before"
             self.ended |= family
 
     @precondition(lambda self: self.in_flight is None)

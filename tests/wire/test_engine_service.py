@@ -20,6 +20,7 @@ from runtime.errors import (
     WorkerError,
 )
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
+from runtime.stats_codec import decode_stats
 from tests.frontend import FakeEngine, make_model
 from tests.params import complete_params
 
@@ -171,7 +172,7 @@ def test_failures_carry_their_kind(
 
 def test_stats_are_answered(engine: FakeEngine, frontend: Frontend) -> None:
     frontend.send(stats=engine_pb2.StatsRequest())
-    assert engine_codec.decode_stats(frontend.read().stats) == engine.stats()
+    assert decode_stats(frontend.read().stats) == engine.stats()
 
 
 def cut_prompt(add: engine_pb2.AddRequest) -> None:

@@ -1,0 +1,33 @@
+"""What must hold for the sequences of a scheduler between two of its calls."""
+
+from collections.abc import Mapping
+
+from runtime.scheduling.block_pool import BlockPool
+from runtime.scheduling.limits import SchedulerLimits
+from runtime.scheduling.running import RunningSet
+from runtime.scheduling.sequence import Sequence, Status
+from runtime.scheduling.waiting import WaitingRoom
+
+
+def check_live(
+    sequences: Mapping[int, Sequence], waiting: WaitingRoom, running: RunningSet
+) -> None:
+    """Asserts that those that live are where their status says."""
+    held = [each for each in sequences.values() if each.status is Status.HELD]
+    live = [*running.sequences.values(), *waiting, *held]
+    assert {each.sequence_id for each in live} == sequences.keys()
+    assert len(live) == len(sequences)
+    assert all(each.status is Status.WAITING for each in waiting)
+    assert all(each.num_computed_tokens == 0 for each in [*waiting, *held])
+    assert all(each.fork_of is not None and each in each.fork_of.forks for each in held)
+
+
+def check_between_steps(running: RunningSet, pool: BlockPool, limits: SchedulerLimits) -> None:
+    """Asserts what holds while no step is in flight."""
+    for each in running.steady.members:
+        assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't steady"
+    assert sum(each.awaits_scores for each in running.behind) <= 1, "two prompts scored in part"
+    # One that has been scored may have tokens left to feed.
+    assert len(running.behind) <= limits.max_num_partial_prefills + 1
+    if not running.sequences:
+        assert pool.num_free == pool.num_blocks, "blocks are lost"
