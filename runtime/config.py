@@ -1,4 +1,4 @@
-"""Everything that can be set, validated once.
+"""What can be set for an engine, validated once; `frontend_config` has the rest.
 
 Command-line flags and TOML keys are made from these fields.
 """
@@ -9,7 +9,6 @@ from typing import Literal
 from runtime.errors import ConfigError
 from runtime.options import option
 
-MAX_PROMPT_BYTES = 32 << 20
 MAX_TIMEOUT_S = 7 * 24 * 3600  # longer waits overflow what the operating system takes
 MAX_THREADS = 1024
 
@@ -93,6 +92,12 @@ class EngineConfig:
     startup_timeout_s: float = option(900.0, "Longest wait for workers to start and load.")
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
 
+    cluster_certs: str | None = option(
+        None,
+        "Folder with the certificates that `lockstep certs` makes, the same on every node: driver, "
+        "workers, engines and frontends then talk by mutual TLS.",
+    )
+
     def __post_init__(self) -> None:
         for name in (
             "tp",
@@ -129,6 +134,7 @@ class EngineConfig:
             f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
+        check_not_empty(self, "cluster_certs")
         self._check_prefills()
         self._check_queue()
 
@@ -166,45 +172,6 @@ class EngineConfig:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrontendConfig:
-    """One frontend process and its public port."""
-
-    host: str = option("127.0.0.1", "Address that the public gRPC port binds to.")
-    port: int = option(50051, "Public gRPC port; 0 takes a free one.")
-    api_key: str | None = option(
-        None,
-        "Key that clients send; one is made and printed where neither this nor --api-keys is set.",
-        envvar="LOCKSTEP_API_KEY",
-    )
-    api_keys: str | None = option(
-        None,
-        'TOML file of tenants and their keys: name = "key"; next to --api-key, whose tenant is '
-        "`default`.",
-    )
-    max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
-    chat_template: str | None = option(
-        None, "File with the template that chats are rendered by; the model's own where unset."
-    )
-    chat_template_timeout_s: float = option(2.0, "A chat that takes longer to render is refused.")
-
-    def __post_init__(self) -> None:
-        require(0 <= self.port <= 65535, f"port={self.port} must be in [0, 65535]")
-        require(
-            1 <= self.max_prompt_bytes <= MAX_PROMPT_BYTES,
-            f"max_prompt_bytes={self.max_prompt_bytes} must be in [1, {MAX_PROMPT_BYTES}]",
-        )
-        require(self.api_keys != "", "api_keys is empty: it must be the path of a TOML file")
-        require(self.chat_template != "", "chat_template is empty: it must be the path of a file")
-        timeout_s = self.chat_template_timeout_s
-        require(
-            0 < timeout_s <= MAX_TIMEOUT_S,
-            f"chat_template_timeout_s={timeout_s} must be in (0, {MAX_TIMEOUT_S}]",
-        )
-        if self.api_key is not None:
-            require_key("api_key", self.api_key)
-
-
 def require_key(name: str, key: str) -> None:
     """Raises ConfigError, without the key, where it can't be sent."""
     require(
@@ -212,6 +179,16 @@ def require_key(name: str, key: str) -> None:
         f"{name} of {len(key)} characters must be printable ASCII, without space at its ends, and "
         "not empty: it travels in a header",
     )
+
+
+def check_not_empty(config: object, *names: str) -> None:
+    """Raises ConfigError: a text that may be unset is empty."""
+    for name in names:
+        require(getattr(config, name) != "", f"{name} is empty: leave it unset, or give a path")
+
+
+def require_port(name: str, port: int) -> None:
+    require(0 <= port <= 65535, f"{name}={port} must be in [0, 65535]")
 
 
 def require(holds: bool, otherwise: str) -> None:

@@ -29,7 +29,10 @@ class ActorAddress:
 class WorkerActor:
     """One rank. `start` once, then `run` until Shutdown; the end of `run` is its death notice."""
 
-    def __init__(self, environment: Mapping[str, str], log_level: int) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], log_level: int, cluster_certs: str | None
+    ) -> None:
+        self._cluster_certs = cluster_certs
         # What libraries print must not reach the driver's standard output.
         os.dup2(sys.stderr.fileno(), 1)
         for name, value in environment.items():
@@ -43,7 +46,8 @@ class WorkerActor:
         devices = context.get_accelerator_ids()["GPU"]
         cuda_device = int(devices[0]) if devices else 0
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-        self._server = serve(host, token, built_in_model_side(host, cuda_device))
+        model_side = built_in_model_side(host, cuda_device)
+        self._server = serve(host, token, model_side, self._cluster_certs)
         return ActorAddress(
             node=context.get_node_id(), cuda_device=cuda_device, host=host, port=self._server.port
         )

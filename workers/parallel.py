@@ -111,13 +111,14 @@ class TensorParallel:
             group.shutdown()
 
 
-def open_rendezvous(world_size: int, host: str = "0.0.0.0") -> tuple[TCPStore, int]:
+def open_rendezvous(world_size: int, host: str) -> tuple[TCPStore, int]:
     """Opens the store at which ranks find each other, on a port from the operating system.
 
-    The caller keeps the store alive as long as the group. The store has no password: give `host`
-    so that it listens at the address the ranks use and nowhere else.
+    The caller keeps the store alive as long as the group. The store has no password: it listens
+    at `host`, the address that the ranks use, and nowhere else.
     """
-    listener = socket.create_server((host, 0))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
     port: int = listener.getsockname()[1]
     store = TCPStore(
         host,

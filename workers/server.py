@@ -60,9 +60,13 @@ class WorkerServer:
         self.server.stop(STOP_GRACE_S).wait()
 
 
-def serve(host: str, token: str, model_side: "ModelSide") -> WorkerServer:
+def serve(
+    host: str, token: str, model_side: "ModelSide", cluster_certs: str | None = None
+) -> WorkerServer:
     """Serves Worker and health on a free port of `host`; both ask for the token.
 
+    By mutual TLS where `cluster_certs` has the folder with its certificates; raises ValueError,
+    which names the file, where they can't be used.
     Health tells of the process under "", and of steps under SERVICE_NAME: serving from
     AllocateCache until a step fails.
     """
@@ -72,6 +76,7 @@ def serve(host: str, token: str, model_side: "ModelSide") -> WorkerServer:
 
     from protos import worker_pb2_grpc
     from protos.auth import TokenInterceptor
+    from protos.tls import add_port, server_credentials
     from workers.service import WorkerService
 
     statuses = health.HealthServicer()
@@ -93,7 +98,8 @@ def serve(host: str, token: str, model_side: "ModelSide") -> WorkerServer:
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    port = server.add_insecure_port(_with_port(host, 0))
+    credentials = None if cluster_certs is None else server_credentials(cluster_certs)
+    port = add_port(server, _with_port(host, 0), credentials)
     server.start()
     return WorkerServer(port, service.stopped, server)
 
@@ -132,9 +138,8 @@ def main() -> None:
     logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
     # Taken out, so that no child and no dump of the environment carries it.
     token = os.environ.pop(TOKEN_VARIABLE, "")
-    server = serve(
-        arguments.host, token, built_in_model_side(arguments.host, arguments.cuda_device)
-    )
+    model_side = built_in_model_side(arguments.host, arguments.cuda_device)
+    server = serve(arguments.host, token, model_side, arguments.cluster_certs)
     with handshake:
         print(json.dumps({"port": server.port}), file=handshake)
     server.wait()
@@ -154,6 +159,7 @@ def _parse_arguments() -> argparse.Namespace:
         default=logging.WARNING,
         help="Level of the log, as logging counts.",
     )
+    parser.add_argument("--cluster-certs", help="Folder with the certificates for mutual TLS.")
     return parser.parse_args()
 
 

@@ -1,6 +1,7 @@
 """The ranks of one epoch: their start, and what the driver holds of them afterwards."""
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -17,6 +18,7 @@ from runtime.cluster.loaded_model import LoadedModel, loaded_model
 from runtime.cluster.local_launcher import LocalLauncher
 from runtime.cluster.worker_client import Reply, WorkerClient
 from runtime.config import EngineConfig
+from runtime.credentials import cluster_channel_credentials
 from runtime.errors import LockstepError, WorkerError
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.cache_layout import CacheLayout
@@ -41,12 +43,17 @@ def start_workers(
     On any error, an interrupt included, everything that was started is ended again.
     """
     token = secrets.token_hex(32)
+    credentials = cluster_channel_credentials(config.cluster_certs)
     deadline = time.monotonic() + config.startup_timeout_s
     with ExitStack() as stack:
         launcher = _make_launcher(config, token)
         stack.callback(launcher.close)
         addresses = launcher.launch(config.tp)
-        group = WorkerGroup(config, launcher, addresses, token=token, epoch=epoch)
+        clients = [
+            WorkerClient(each, token=token, epoch=epoch, credentials=credentials)
+            for each in addresses
+        ]
+        group = WorkerGroup(config, launcher, clients, token=token, epoch=epoch)
         stack.callback(group.close)
         group.load(model_path, deadline, on_progress)
         stack.pop_all()
@@ -60,17 +67,17 @@ class WorkerGroup:
         self,
         config: EngineConfig,
         launcher: Launcher,
-        addresses: Sequence[WorkerAddress],
+        clients: Sequence[WorkerClient],
         *,
         token: str,
         epoch: int,
     ) -> None:
         self._config = config
         self._launcher = launcher
-        self._addresses = addresses
+        self._clients = clients
+        self._addresses = [client.address for client in clients]
         self._token = token
         self._epoch = epoch
-        self._clients = [WorkerClient(each, token=token, epoch=epoch) for each in addresses]
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._cleanup = ExitStack()  # what `close` does, last first
@@ -242,8 +249,14 @@ class WorkerGroup:
 
 
 def _make_launcher(config: EngineConfig, token: str) -> Launcher:
+    # Actors start in another folder than ours.
+    certs = config.cluster_certs and os.path.abspath(config.cluster_certs)
     if config.launcher == "local":
-        return LocalLauncher(token=token, startup_timeout_s=config.startup_timeout_s)
+        return LocalLauncher(
+            token=token,
+            startup_timeout_s=config.startup_timeout_s,
+            cluster_certs=certs,
+        )
     # Here, not above: local workers need no Ray, and importing it takes a while.
     from runtime.cluster.ray_launcher import RayLauncher
 
@@ -252,6 +265,7 @@ def _make_launcher(config: EngineConfig, token: str) -> Launcher:
         address=config.ray_address,
         device=config.device,
         startup_timeout_s=config.startup_timeout_s,
+        cluster_certs=certs,
     )
 
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
+from runtime.child_environment import without_secrets
 from runtime.cluster.base import OnDeath, WorkerAddress
 from runtime.errors import WorkerError
 from workers.server import TOKEN_VARIABLE
@@ -29,8 +29,11 @@ class LocalLauncher:
     input, whose end tells them that it is gone, however it went.
     """
 
-    def __init__(self, *, token: str, startup_timeout_s: float) -> None:
+    def __init__(
+        self, *, token: str, startup_timeout_s: float, cluster_certs: str | None = None
+    ) -> None:
         self._token = token
+        self._cluster_certs = cluster_certs
         self._startup_timeout_s = startup_timeout_s
         self._closing = threading.Event()
         self._workers: list[_WorkerProcess] = []
@@ -43,7 +46,7 @@ class LocalLauncher:
             worker = _WorkerProcess(rank, handshakes.put)
             # Known before it starts: an interrupt may come at any moment.
             self._workers.append(worker)
-            worker.start(self._token)
+            worker.start(self._token, self._cluster_certs)
         ports: dict[int, int] = {}
         while len(ports) < count:
             try:
@@ -100,16 +103,16 @@ class _WorkerProcess:
         self._process: subprocess.Popen[str] | None = None
         self._waiter: threading.Thread | None = None
 
-    def start(self, token: str) -> None:
+    def start(self, token: str, cluster_certs: str | None) -> None:
         process = subprocess.Popen(
-            _command(self.rank),
+            _command(self.rank, cluster_certs),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
-            env={**os.environ, TOKEN_VARIABLE: token},
+            env={**without_secrets(), TOKEN_VARIABLE: token},
         )
         self._process = process
         log_reader = threading.Thread(
@@ -164,7 +167,7 @@ class _WorkerProcess:
             self._on_handshake((self.rank, ""))
 
 
-def _command(rank: int) -> list[str]:
+def _command(rank: int, cluster_certs: str | None) -> list[str]:
     level = logging.getLogger("workers").getEffectiveLevel()
     # -P: a folder called `workers` in the current directory must not be taken for ours.
     return [
@@ -172,6 +175,7 @@ def _command(rank: int) -> list[str]:
         *("--host", HOST),
         *("--cuda-device", str(rank)),
         *("--log-level", str(level)),
+        *(() if cluster_certs is None else ("--cluster-certs", cluster_certs)),
     ]
 
 

@@ -40,9 +40,16 @@ class RayLauncher:
     """
 
     def __init__(
-        self, *, token: str, address: str | None, device: str, startup_timeout_s: float
+        self,
+        *,
+        token: str,
+        address: str | None,
+        device: str,
+        startup_timeout_s: float,
+        cluster_certs: str | None = None,
     ) -> None:
         self._token = token
+        self._cluster_certs = cluster_certs
         self._address = address
         self._device = device
         self._startup_timeout_s = startup_timeout_s
@@ -120,7 +127,8 @@ class RayLauncher:
             if name.startswith(ENVIRONMENT_PREFIXES)
         }
         log_level = logging.getLogger("workers").getEffectiveLevel()
-        actor: Any = ray.remote(WorkerActor).options(**options).remote(environment, log_level)
+        remote = ray.remote(WorkerActor).options(**options)
+        actor: Any = remote.remote(environment, log_level, self._cluster_certs)
         self._cleanup.callback(ray.kill, actor, no_restart=True)
         return actor
 

@@ -8,6 +8,7 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.auth import bearer
+from protos.tls import explain, open_channel
 from runtime.cluster.base import WorkerAddress
 from runtime.errors import ConfigError, LockstepError, WorkerError
 
@@ -39,9 +40,16 @@ class WorkerClient:
     WorkerError with rank, call, status and the worker's words.
     """
 
-    def __init__(self, address: WorkerAddress, *, token: str, epoch: int) -> None:
+    def __init__(
+        self,
+        address: WorkerAddress,
+        *,
+        token: str,
+        epoch: int,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self.address = address
-        self.channel = grpc.insecure_channel(address.target, options=CHANNEL_OPTIONS)
+        self.channel = open_channel(address.target, CHANNEL_OPTIONS, credentials)
         self._epoch = epoch
         self._metadata = bearer(token)
         self._stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
@@ -100,7 +108,7 @@ class WorkerClient:
         self.channel.close()
 
     def _translated(self, call: str, error: grpc.RpcError) -> LockstepError:
-        code, details = error.code(), error.details()
+        code, details = error.code(), explain(error.details() or "")
         if code in CONFIG_STATUSES:
             return ConfigError(details)
         return WorkerError(f"rank {self.address.rank} failed in {call}: {code.name}: {details}")

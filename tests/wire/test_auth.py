@@ -1,6 +1,7 @@
 """The token that every port asks for, on both kinds of server."""
 
 import asyncio
+import hashlib
 import hmac
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,7 @@ WRONG: list[Metadata] = [
     (("authorization", "bearer right"),),
     (("x-authorization", "Bearer right"),),
 ]
-RING = KeyRing({"first": "one", "right": "two", "good": "two"})
+RING = KeyRing.of_tokens({"first": "one", "right": "two", "good": "two"})
 
 
 def check(port: int, metadata: Metadata) -> grpc.StatusCode:
@@ -123,12 +124,35 @@ def test_every_token_is_compared_whichever_is_right(
 
     monkeypatch.setattr(hmac, "compare_digest", count)
     RING.name_of(bearer(token))
-    assert compared == [b"Bearer first", b"Bearer right", b"Bearer good"]
+    assert compared == [hashlib.sha256(each).digest() for each in (b"first", b"right", b"good")]
+
+
+def test_a_ring_keeps_no_token() -> None:
+    kept = repr(vars(KeyRing.of_tokens({"right": "two"})))
+    assert "two" in kept
+    assert "right" not in kept
+
+
+@pytest.mark.parametrize("name", ["right", b"right", hashlib.sha256(b"right").hexdigest()])
+def test_a_ring_of_digests_takes_nothing_else(name: str | bytes) -> None:
+    KeyRing({hashlib.sha256(b"right").digest(): "one"})
+    with pytest.raises(ValueError, match="must be its digest"):
+        KeyRing({name: "one"})
+
+
+@pytest.mark.parametrize("token", ["", "schlüssel", "\udcff", "right "])
+def test_a_token_of_another_kind_of_request_may_be_anything(token: str) -> None:
+    assert RING.name_of_token(token) is None
+    assert RING.name_of_token("right") == "two"
+
+
+def test_a_name_may_be_empty() -> None:
+    assert KeyRing.of_tokens({"right": ""}).name_of(bearer("right")) == ""
 
 
 def test_a_ring_without_a_token_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no token"):
-        KeyRing({})
+        KeyRing.of_tokens({})
 
 
 @pytest.mark.parametrize("token", ["", "with\nnewline", "schlüssel", " padded "])
@@ -136,4 +160,4 @@ def test_a_token_that_cannot_be_sent_is_refused(token: str) -> None:
     with pytest.raises(ValueError, match="token"):
         TokenInterceptor(token)
     with pytest.raises(ValueError, match="token"):
-        KeyRing({"right": "one", token: "two"})
+        KeyRing.of_tokens({"right": "one", token: "two"})
