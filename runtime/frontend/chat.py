@@ -19,6 +19,7 @@ from runtime.frontend.chat_files import (
     read_templates,
 )
 from runtime.frontend.chat_messages import (
+    DEVELOPER,
     Message,
     check_arguments,
     check_messages,
@@ -27,6 +28,7 @@ from runtime.frontend.chat_messages import (
     has_parts,
     join_parts,
     mark_end,
+    name_developers,
     name_reasoning,
 )
 from runtime.frontend.chat_process import MAX_MEMORY_BYTES, Fault, RenderError, RenderProcess
@@ -45,7 +47,7 @@ class ChatTemplate:
 
         Nothing is started before the first chat.
         """
-        self._names = frozenset(templates)
+        self._templates = dict(templates)
         self._max_bytes = max_bytes
         self._process = RenderProcess(templates, {**special_tokens, "documents": None})
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="chat")
@@ -100,6 +102,8 @@ class ChatTemplate:
                 "since an answer either begins or goes on"
             )
         name = self._pick(has_tools=variables["tools"] is not None)
+        if DEVELOPER not in self._templates[name]:
+            checked = name_developers(checked)
         render = self._continue if continue_final_message else self._render
         try:
             job = self._thread.submit(render, name, checked, variables, timeout_s)
@@ -111,6 +115,10 @@ class ChatTemplate:
         except RenderError as error:
             raise self._explain(error, timeout_s) from error
 
+    def source(self, *, has_tools: bool) -> str:
+        """Of the template for chats with tools, or without. Raises ConfigError: there is none."""
+        return self._templates[self._pick(has_tools=has_tools)]
+
     def close(self) -> None:
         """Ends the process; chats that are rendered or wait for it end with UnavailableError."""
         self._process.close()
@@ -118,11 +126,11 @@ class ChatTemplate:
         self._process.end()
 
     def _pick(self, *, has_tools: bool) -> str:
-        if has_tools and TOOL_USE in self._names:
+        if has_tools and TOOL_USE in self._templates:
             return TOOL_USE
-        if DEFAULT not in self._names:
+        if DEFAULT not in self._templates:
             raise ConfigError(
-                f"the model's chat templates are {', '.join(sorted(self._names))}, and none is "
+                f"the model's chat templates are {', '.join(sorted(self._templates))}, and none is "
                 f"{DEFAULT}: start the server with --chat-template FILE"
             )
         return DEFAULT

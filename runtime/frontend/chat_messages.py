@@ -1,5 +1,6 @@
 """The messages of a chat: what they must be, and how a template gets them."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,13 +11,18 @@ REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 # What a template gets under these names comes from the request's own fields.
 RESERVED_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 
+# The role of OpenAI's clients for what others call the system's messages.
+DEVELOPER = "developer"
+SYSTEM = "system"
+
 Message = dict[str, Any]
 
 
 def check_messages(messages: Sequence[object]) -> list[Message]:
     """Copies, without what is None, as templates ask whether a field is there.
 
-    Fields other than role, content and tool_calls are for the template to judge.
+    Arguments of calls that are texts, as OpenAI's clients send them, become the objects that
+    templates want. Fields other than role, content and tool_calls are for the template to judge.
     Raises InvalidRequestError, naming the field: messages[2].role.
     """
     if not messages:
@@ -67,6 +73,14 @@ def name_reasoning(messages: Sequence[Message]) -> list[Message]:
     return named
 
 
+def name_developers(messages: Sequence[Message]) -> list[Message]:
+    """The messages for a template that knows no developers: they are the system."""
+    return [
+        {**message, "role": SYSTEM} if message["role"] == DEVELOPER else message
+        for message in messages
+    ]
+
+
 def mark_end(messages: Sequence[Message], mark: str) -> tuple[list[Message], str]:
     """The messages with `mark` behind the last one's text, and that text.
 
@@ -114,8 +128,10 @@ def _check_message(where: str, message: object) -> Message:
     calls = present.get("tool_calls", [])
     if not isinstance(calls, list | tuple):
         raise InvalidRequestError(f"{where}.tool_calls is of type {_kind(calls)}: must be a list")
-    for place, call in enumerate(calls):
-        _require_object(f"{where}.tool_calls[{place}]", call)
+    if "tool_calls" in present:
+        present["tool_calls"] = [
+            _check_call(f"{where}.tool_calls[{place}]", call) for place, call in enumerate(calls)
+        ]
     if "content" in present:
         present["content"] = _check_content(f"{where}.content", present["content"])
     elif not calls:
@@ -123,6 +139,27 @@ def _check_message(where: str, message: object) -> Message:
             f"{where}.content is missing: a message without tool_calls must have one"
         )
     return present
+
+
+def _check_call(where: str, call: object) -> dict[str, Any]:
+    _require_object(where, call)
+    assert isinstance(call, Mapping)
+    function = call.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return dict(call)
+    arguments = _read_arguments(f"{where}.function.arguments", function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _read_arguments(where: str, text: str) -> dict[str, Any]:
+    must = f"{where}={text[:40]!r} must be the text of a JSON object, such as {{}}"
+    try:
+        arguments = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{must}: {error}") from error
+    if not isinstance(arguments, dict):
+        raise InvalidRequestError(must)
+    return arguments
 
 
 def _check_content(where: str, content: object) -> str | list[dict[str, Any]]:

@@ -33,6 +33,12 @@ WITH_PARTS = """\
 {%- endfor -%}"""
 
 
+def called(arguments: str) -> dict[str, Any]:
+    """A call as OpenAI's clients send it."""
+    function = {"name": "look", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]}
+
+
 @pytest.fixture(scope="module")
 def spoken() -> Iterator[ChatTemplate]:
     with chat_template(SPOKEN) as template:
@@ -165,6 +171,9 @@ def test_a_broken_template_of_the_model_is_told_by_the_first_chat(tmp_path: Path
         ([user([{"type": "text"}])], r"content\[0\]\.text is of type NoneType: must be str"),
         ([user() | {"tool_calls": {}}], r"messages\[0\]\.tool_calls is of type dict"),
         ([user() | {"tool_calls": ["x"]}], r"messages\[0\]\.tool_calls\[0\] is of type str"),
+        ([called("{")], r"messages\[0\]\.tool_calls\[0\]\.function\.arguments='{' must .*: Exp"),
+        ([called("[]")], r"tool_calls\[0\]\.function\.arguments='\[\]' must be the text of a"),
+        ([called("[" * 99_999)], r"tool_calls\[0\]\.function\.arguments='\[+' must be the"),
     ],
 )
 def test_a_wrong_message_is_refused_by_its_field(
@@ -188,6 +197,34 @@ def test_a_call_of_a_tool_needs_no_content() -> None:
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     source = "{{ messages[0].content is defined }} {{ messages[0].tool_calls | tojson }}"
     assert render_once(source, [message]) == f"False {json.dumps(calls)}"
+
+
+def test_arguments_of_a_call_that_are_a_text_become_its_object() -> None:
+    message = called('{"z": 1.0, "a": [null, "\\u00fc"]}')
+    before = json.dumps(message)
+    source = "{{ messages[0].tool_calls[0].function.arguments.z }} "
+    source += "{{ messages[0].tool_calls | tojson }}"
+    function = {"name": "look", "arguments": {"z": 1.0, "a": [None, "ü"]}}
+    expected = json.dumps([{"id": "c", "function": function}], ensure_ascii=False)
+    assert render_once(source, [message]) == f"1.0 {expected}"
+    assert json.dumps(message) == before
+
+
+def test_developers_are_the_system_where_the_template_does_not_know_them() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, user()]
+    assert render_once(SPOKEN, messages) == "system: Be brief.\nuser: hi\n"
+    knowing = "{# developer #}" + SPOKEN
+    assert render_once(knowing, messages) == "developer: Be brief.\nuser: hi\n"
+
+
+def test_the_source_of_the_template_that_is_taken(tmp_path: Path) -> None:
+    named = {"default": "plain", "tool_use": "with tools"}
+    entries = [{"name": name, "template": source} for name, source in named.items()]
+    template = ChatTemplate.load(str(write_folder(tmp_path, entries)), max_bytes=9)
+    assert template is not None
+    assert template.source(has_tools=False) == "plain"
+    assert template.source(has_tools=True) == "with tools"
+    template.close()
 
 
 def test_arguments_are_variables_of_the_template() -> None:
