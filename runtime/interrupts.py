@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -21,6 +21,10 @@ class Interrupted(SystemExit):
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(128 + signal_number)
+
+
+class DrainAsked(BaseException):
+    """SIGTERM has come for the first time: what runs may finish, nothing new begins."""
 
 
 @contextmanager
@@ -59,18 +63,50 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-async def until_signal(work: Coroutine[Any, Any, None]) -> None:
+@contextmanager
+def drainable() -> Iterator[None]:
+    """Within `interruptible`: the first SIGTERM is DrainAsked, in the main thread, while this runs.
+
+    A second one, and SIGINT at any time, are Interrupted.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+
+    def ask(signal_number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, before)
+        raise DrainAsked
+
+    signal.signal(signal.SIGTERM, ask)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is ask:
+            signal.signal(signal.SIGTERM, before)
+
+
+async def until_signal(
+    work: Coroutine[Any, Any, None], on_drain: Callable[[], object] | None = None
+) -> None:
     """Runs `work`, cancelled by SIGINT or SIGTERM; a cancelled one is a good end.
 
+    With `on_drain` the first SIGTERM calls it instead, so that `work` ends by itself.
     For event loops, in which Interrupted would hit whatever runs at that moment.
     """
+    loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        loop.add_signal_handler(number, task.cancel)
+    if on_drain is not None:
+        loop.add_signal_handler(signal.SIGTERM, _drain, task, on_drain)
     try:
         await task
     except asyncio.CancelledError:
         logger.info("ended by a signal")
+
+
+def _drain(task: "asyncio.Future[None]", on_drain: Callable[[], object]) -> None:
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    logger.info("draining: SIGTERM has come")
+    on_drain()
 
 
 def end_at_once() -> None:

@@ -4,9 +4,9 @@ import asyncio
 import json
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -17,11 +17,14 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from protos.auth import Metadata, bearer
-from runtime.config import FrontendConfig
 from runtime.engine import Sink
 from runtime.engine_service import EngineServer
-from runtime.frontend.server import run_frontend
+from runtime.frontend.engine_client import EngineClient, Session
+from runtime.frontend.server import Ports, run_frontend
+from runtime.frontend_config import FrontendConfig
 from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestOutput
+from runtime.sampling_params import CompleteParams
+from tests.engine_stats import make_stats
 
 
 def make_byte_fallback_tokenizer(lines: Sequence[str]) -> tokenizers.Tokenizer:
@@ -83,9 +86,11 @@ class FakeEngine:
     def connect(self, sink: Sink) -> "FakeConnection":
         return FakeConnection(self, sink)
 
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        self.tell_draining = callback
+
     def stats(self) -> EngineStats:
-        names = [field.name for field in fields(EngineStats)]
-        return EngineStats(**{name: 10 * index for index, name in enumerate(names, start=1)})
+        return make_stats()
 
 
 class FakeConnection:
@@ -101,6 +106,14 @@ class FakeConnection:
 
     def close(self) -> None:
         self._engine.closed.put(self)
+
+
+def ask(
+    client: EngineClient, prompt: Sequence[int], params: CompleteParams, *, seed: int, **fields: Any
+) -> Session:
+    """A request on one engine's connection."""
+    request = Request(request_id=0, prompt_token_ids=prompt, params=params, seed=seed, **fields)
+    return client.generate(request)
 
 
 async def added(engine: FakeEngine) -> tuple[FakeConnection, int]:
@@ -136,12 +149,14 @@ class EchoEngine(FakeEngine):
 class RunningFrontend:
     """`run_frontend` on an event loop of its own thread. Use as a context manager."""
 
-    def __init__(self, server: EngineServer, **changes: Any) -> None:
-        options = {"port": 0, "api_key": API_KEY} | changes
+    def __init__(self, *servers: EngineServer, **changes: Any) -> None:
+        """Of engines with the same token."""
+        options = {"port": 0, "http_port": 0, "api_key": API_KEY, "resume_timeout_s": 0.0}
+        options |= changes
         self._config = FrontendConfig(**options)
-        self._engine_address = f"127.0.0.1:{server.port}"
-        self._engine_token = server.token
-        self._ready: SimpleQueue[int | BaseException] = SimpleQueue()
+        self._engine_addresses = [f"127.0.0.1:{each.port}" for each in servers]
+        self._engine_token = servers[0].token
+        self._ready: SimpleQueue[Ports | BaseException] = SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="frontend")
         self.ended: Future[None] = Future()  # what run_frontend returned or raised
@@ -153,7 +168,8 @@ class RunningFrontend:
         if isinstance(ready, BaseException):
             self._thread.join()
             raise ready
-        self.address = f"127.0.0.1:{ready}"
+        self.address = f"127.0.0.1:{ready.grpc}"
+        self.http_address = f"127.0.0.1:{ready.http}"
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -178,7 +194,9 @@ class RunningFrontend:
 
     async def _main(self) -> None:
         self._task = asyncio.current_task()
-        await run_frontend(self._config, self._engine_address, self._engine_token, self._ready.put)
+        await run_frontend(
+            self._config, self._engine_addresses, self._engine_token, self._ready.put
+        )
 
 
 class Client:
@@ -199,6 +217,7 @@ class Client:
         cache_salt: str = "",
         priority: int = 0,
         metadata: Metadata = (),
+        resume: inference_pb2.Resume | None = None,
         **params: object,
     ) -> grpc.Call:
         request = inference_pb2.GenerateRequest(
@@ -209,6 +228,7 @@ class Client:
             sampling_params=common_pb2.SamplingParams(**params),
             cache_salt=cache_salt,
             priority=priority,
+            resume=resume,
         )
         metadata = (*self._metadata, *metadata)
         return self._stub.Generate(request, metadata=metadata, timeout=timeout_s)

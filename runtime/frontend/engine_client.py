@@ -1,14 +1,14 @@
-"""The frontend's end of the engine's stream: many requests on one connection.
+"""The frontend's end of one engine's stream: many requests on one connection.
 
-Belongs to one event loop. Going on with a request on another engine would have its place in
-`Generation`; today a lost engine fails its requests.
+Belongs to one event loop. A lost engine fails its requests; `engine_pool` goes on with them.
 """
 
 import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Self
 
 import grpc
@@ -16,11 +16,12 @@ import grpc.aio
 
 from protos import engine_pb2, engine_pb2_grpc
 from protos.auth import bearer
+from protos.tls import explain, open_aio_channel
 from runtime import engine_codec
 from runtime.errors import UnavailableError
 from runtime.frontend.inbox import Inbox
 from runtime.request import EngineStats, ModelInfo, Request, RequestOutput
-from runtime.sampling_params import CompleteParams
+from runtime.stats_codec import decode_stats
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class EngineClient:
 
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self.model: ModelInfo
+        self.is_draining = False  # it takes no more requests
         self._channel = channel
         self._outbox: asyncio.Queue[engine_pb2.FrontendMessage | None] = asyncio.Queue()
         stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
@@ -52,9 +54,14 @@ class EngineClient:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def connect(cls, address: str, token: str) -> Self:
-        """Raises UnavailableError: nobody answers at `address`, or refuses the token."""
-        channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    async def connect(
+        cls, address: str, token: str, credentials: grpc.ChannelCredentials | None = None
+    ) -> Self:
+        """By mutual TLS where there are `credentials`.
+
+        Raises UnavailableError: nobody answers at `address`, or refuses token or certificate.
+        """
+        channel = open_aio_channel(address, CHANNEL_OPTIONS, credentials)
         client = cls(channel, token)
         try:
             await client._start()
@@ -66,37 +73,24 @@ class EngineClient:
             raise
         return client
 
-    def generate(
-        self,
-        prompt_token_ids: Sequence[int],
-        params: CompleteParams,
-        *,
-        seed: int,
-        bad_words: tuple[tuple[int, ...], ...] = (),
-        cache_salt: str = "",
-        priority: int = 0,
-        tenant: str = "",
-        timeout_s: float | None = None,
-    ) -> "Generation":
+    def generate(self, request: Request) -> "Session":
         """What the engine brings for a request, which it gets when that is first asked for.
 
-        `bad_words` are those of `params`, as tokens.
-
-        Raises InvalidRequestError at once: the model can't serve the request.
+        The request gets an id of this connection's. Raises InvalidRequestError at once: the model
+        can't serve it.
         """
-        request = Request(
-            request_id=next(self._request_ids),
-            prompt_token_ids=prompt_token_ids,
-            params=params,
-            seed=seed,
-            bad_words=bad_words,
-            cache_salt=cache_salt,
-            priority=priority,
-            tenant=tenant,
-            timeout_s=timeout_s,
-        )
         request.check(self.model)  # here too: the engine's thread needn't see what can't pass
-        return Generation(self, request)
+        return Session(self, replace(request, request_id=next(self._request_ids)))
+
+    @property
+    def num_requests(self) -> int:
+        """That the engine has now."""
+        return len(self._requests)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it takes requests, as far as is known."""
+        return self._failure is None and not self.is_draining
 
     async def stats(self) -> EngineStats:
         """Raises UnavailableError: the engine is gone."""
@@ -181,7 +175,9 @@ class EngineClient:
             case "stats":
                 answer = self._stats.popleft()
                 if not answer.done():  # its caller may have gone
-                    answer.set_result(engine_codec.decode_stats(message.stats))
+                    answer.set_result(decode_stats(message.stats))
+            case "draining":
+                self.is_draining = True
             case other:
                 raise ValueError(f"message of kind {other} is not expected here")
 
@@ -219,7 +215,7 @@ class EngineClient:
             yield message
 
 
-class Generation:
+class Session:
     """New tokens of each choice as they come, and its finish reason with the last of them.
 
     Steps of a choice that came while the consumer was busy are joined. Closing it, or
@@ -265,4 +261,4 @@ class Generation:
 
 
 def _describe(error: grpc.aio.AioRpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    return f"{error.code().name}: {explain(error.details() or '')}"

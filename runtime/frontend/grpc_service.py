@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 
@@ -14,26 +13,31 @@ from protos.auth import KeyRing
 from runtime.engine_codec import (
     decode_params,
     encode_defaults,
-    encode_stats,
     refuse_unknown_fields,
 )
 from runtime.errors import (
     CapacityError,
     ConfigError,
     DeadlineError,
+    FingerprintError,
     InvalidRequestError,
     LockstepError,
     UnavailableError,
 )
-from runtime.frontend.answer import Answer
-from runtime.frontend.engine_client import EngineClient
-from runtime.frontend.prompts import PromptReader
+from runtime.frontend.answer import Answer, decode_chat, decode_resume
+from runtime.frontend.engine_pool import EnginePool
+from runtime.frontend.generator import Generator, TextStream
+from runtime.frontend.observer import Observer, SeenRequest
+from runtime.frontend.request_slots import RequestSlots
+from runtime.frontend.resume import Resume
+from runtime.stats_codec import encode_stats
 
-MAX_CACHE_SALT_BYTES = 256
 # What gRPC clients with a retry policy go by.
 RETRY_HEADER = "grpc-retry-pushback-ms"
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+GENERATE = f"/{SERVICE}/Generate"
 
 STATUS = {
     InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
@@ -41,6 +45,7 @@ STATUS = {
     DeadlineError: grpc.StatusCode.DEADLINE_EXCEEDED,
     UnavailableError: grpc.StatusCode.UNAVAILABLE,
     ConfigError: grpc.StatusCode.FAILED_PRECONDITION,
+    FingerprintError: grpc.StatusCode.FAILED_PRECONDITION,
     LockstepError: grpc.StatusCode.INTERNAL,
 }
 
@@ -50,15 +55,33 @@ def status_of(error: LockstepError) -> grpc.StatusCode:
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Answers clients from one engine.
+    """Answers clients.
 
     `keys` have the names of tenants, and have let each call pass.
     """
 
-    def __init__(self, engine: EngineClient, prompts: PromptReader, keys: KeyRing) -> None:
-        self._engine = engine
-        self._prompts = prompts
+    def __init__(
+        self,
+        generator: Generator,
+        engines: EnginePool,
+        keys: KeyRing,
+        observer: Observer,
+        slots: RequestSlots,
+        *,
+        why_not_ready: Callable[[], str | None],
+        write_timeout_s: float,
+    ) -> None:
+        """`why_not_ready` says why no request is taken now.
+
+        A client that takes nothing for `write_timeout_s` gets no more.
+        """
+        self._generator = generator
+        self._engines = engines
         self._keys = keys
+        self._observer = observer
+        self._slots = slots
+        self._why_not_ready = why_not_ready
+        self._write_timeout_s = write_timeout_s
 
     # Written to the context, not yielded: a client that leaves while a message is being sent is
     # then an exception here, which ends the request at once.
@@ -66,37 +89,94 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         async with _reporting(context):
-            refuse_unknown_fields("the request", request)
-            asked = decode_params(request.sampling_params)
-            _check_salt(request.cache_salt)
-            prompt = await self._prompts.read(request)
-            params = self._engine.model.complete(asked, num_prompt_tokens=len(prompt))
-            seed = secrets.randbits(64) if params.seed is None else params.seed
-            outputs = self._engine.generate(
-                prompt,
-                params,
-                seed=seed,
-                bad_words=await self._prompts.bad_words(params),
-                cache_salt=request.cache_salt,
-                priority=request.priority,
-                tenant=self._tenant_of(context),
-                timeout_s=context.time_remaining(),
-            )
-            tokenizer = self._prompts.tokenizer
-            async with aclosing(outputs):
-                answer = Answer(request.request_id, prompt, tokenizer, params, seed=seed)
-                async for output in outputs:
-                    response, ends_early = answer.extend(output)
-                    if ends_early:
-                        outputs.end(output.choice)
-                    await context.write(response)
+            if (reason := self._why_not_ready()) is not None:
+                raise UnavailableError(reason)
+            tenant = self._tenant_of(context)
+            headers = {
+                key: value
+                for key, value in context.invocation_metadata() or ()
+                if isinstance(value, str)
+            }
+            with (
+                self._slots.take(tenant),
+                self._observer.request(GENERATE, request.request_id, tenant, headers) as seen,
+            ):
+                stream = await self._start(request, context, tenant)
+                async with aclosing(stream):
+                    seen.started(stream)
+                    await self._answer(request.request_id, stream, context, seen)
+
+    async def _answer(
+        self,
+        request_id: str,
+        stream: TextStream,
+        context: grpc.aio.ServicerContext,
+        seen: SeenRequest,
+    ) -> None:
+        prompts, model = self._generator.prompts, self._generator.model
+        answer = Answer(request_id, stream, prompts.tokenizer, model.fingerprint)
+        if stream.is_complete:
+            await self._write(context, answer.message(None))
+        async for delta in stream:
+            await self._write(context, answer.message(delta))
+            seen.delivered(len(delta.token_ids))
+
+    async def _write(
+        self, context: grpc.aio.ServicerContext, message: inference_pb2.GenerateResponse
+    ) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout_s):
+                await context.write(message)
+        except TimeoutError as error:
+            raise DeadlineError(
+                f"the client has taken nothing for write_timeout_s={self._write_timeout_s:g}"
+            ) from error
+
+    async def _start(
+        self,
+        request: inference_pb2.GenerateRequest,
+        context: grpc.aio.ServicerContext,
+        tenant: str,
+    ) -> TextStream:
+        refuse_unknown_fields("the request", request)
+        asked = decode_params(request.sampling_params)
+        resume = decode_resume(request.resume) if request.HasField("resume") else None
+        return await self._generator.start(
+            await self._read_prompt(request, resume),
+            asked,
+            tenant=tenant,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            timeout_s=context.time_remaining(),
+            resume=resume,
+        )
+
+    async def _read_prompt(
+        self, request: inference_pb2.GenerateRequest, resume: Resume | None
+    ) -> list[int]:
+        prompts = self._generator.prompts
+        kind = request.WhichOneof("prompt")
+        if resume is not None and kind is not None:
+            raise InvalidRequestError(f"{kind} and resume are set: resume says what the prompt is")
+        if resume is not None:
+            return prompts.read_ids(resume.prompt_token_ids)
+        match kind:
+            case "text":
+                return await prompts.read_text(request.text)
+            case "token_ids":
+                return prompts.read_ids(request.token_ids.ids)
+            case "chat":
+                chat = decode_chat(request.chat, max_bytes=prompts.max_prompt_bytes)
+                return (await prompts.read_chat(chat)).token_ids
+            case _:
+                raise InvalidRequestError("prompt is missing: set text, token_ids or chat")
 
     async def Tokenize(
         self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.TokenizeResponse:
         async with _reporting(context):
             return inference_pb2.TokenizeResponse(
-                token_ids=await self._prompts.encode("text", request.text)
+                token_ids=await self._generator.prompts.encode("text", request.text)
             )
 
     async def Detokenize(
@@ -108,7 +188,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def GetModel(
         self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GetModelResponse:
-        model = self._engine.model
+        model = self._generator.model
         return inference_pb2.GetModelResponse(
             model=model.name,
             architecture=model.architecture,
@@ -117,13 +197,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             eos_token_ids=model.eos_token_ids,
             tp_size=model.tp_size,
             default_sampling_params=encode_defaults(model.defaults),
+            model_fingerprint=model.fingerprint,
         )
 
     async def GetStats(
         self, request: inference_pb2.GetStatsRequest, context: grpc.aio.ServicerContext
     ) -> inference_pb2.GetStatsResponse:
         async with _reporting(context):
-            return inference_pb2.GetStatsResponse(stats=encode_stats(await self._engine.stats()))
+            stats = await self._engines.stats()
+            return inference_pb2.GetStatsResponse(
+                engines=[
+                    inference_pb2.EngineStatus(address=address, stats=encode_stats(each))
+                    for address, each in stats.items()
+                ]
+            )
 
     def _tenant_of(self, context: grpc.aio.ServicerContext) -> str:
         """By the key alone: what else a client says of itself isn't believed."""
@@ -132,7 +219,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return tenant
 
     async def _decode(self, token_ids: Sequence[int]) -> str:
-        model = self._engine.model
+        model = self._generator.model
         if len(token_ids) > model.max_model_len:
             raise InvalidRequestError(
                 f"token_ids has {len(token_ids)} tokens: "
@@ -143,16 +230,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 raise InvalidRequestError(
                     f"token id {extreme} must be in [0, {model.vocab_size}), the vocabulary"
                 )
-        decode: Callable[[list[int]], str] = self._prompts.require_tokenizer().decode
+        decode: Callable[[list[int]], str] = self._generator.prompts.require_tokenizer().decode
         return await asyncio.to_thread(decode, list(token_ids))
-
-
-def _check_salt(salt: str) -> None:
-    num_bytes = len(salt.encode())
-    if num_bytes > MAX_CACHE_SALT_BYTES:
-        raise InvalidRequestError(
-            f"cache_salt of {num_bytes} bytes is longer than {MAX_CACHE_SALT_BYTES}"
-        )
 
 
 @asynccontextmanager

@@ -78,6 +78,7 @@ class Inbox:
             token_ids=tuple(chain.from_iterable(part.token_ids for part in parts)),
             logprobs=tuple(chain.from_iterable(part.logprobs for part in parts)),
             scores=tuple(chain.from_iterable(part.scores for part in parts)),
+            start=next((part.start for part in parts if part.start is not None), None),
         )
 
 

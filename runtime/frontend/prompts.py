@@ -1,11 +1,10 @@
 """What clients send as prompts, turned into token ids."""
 
 import asyncio
-import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from protos import inference_pb2
 from runtime.errors import InvalidRequestError
 from runtime.frontend.chat import ChatTemplate, missing_template
 from runtime.frontend.text import Tokenizer
@@ -21,6 +20,24 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
 
 BadWords = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chat:
+    """A conversation to go on with, as clients of chat APIs know it."""
+
+    messages: Sequence[object]
+    tools: Sequence[object] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)  # variables for the template
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+class ChatPrompt(NamedTuple):
+    """A chat as the model gets it."""
+
+    token_ids: list[int]
+    text: str
 
 
 class PromptReader:
@@ -41,33 +58,52 @@ class PromptReader:
         self.tokenizer = tokenizer
         self._model = model
         self._template = template
-        self._max_prompt_bytes = max_prompt_bytes
+        self.max_prompt_bytes = max_prompt_bytes
         self._chat_template_timeout_s = chat_template_timeout_s
         self._long_texts = asyncio.Semaphore(1)
 
-    async def read(self, request: inference_pb2.GenerateRequest) -> list[int]:
-        """Raises InvalidRequestError: it has no prompt, or one that can't be read."""
-        match request.WhichOneof("prompt"):
-            case "text":
-                if not request.text:
-                    # Also where the tokenizer would add a token that begins every text.
-                    raise InvalidRequestError("prompt is empty: it must have at least 1 character")
-                return await self.encode("prompt", request.text)
-            case "token_ids":
-                return self._bounded(request.token_ids.ids)
-            case "chat":
-                text = await self._render(request.chat)
-                return await self.encode("the rendered chat", text, add_special_tokens=False)
-            case _:
-                raise InvalidRequestError("prompt is missing: set text, token_ids or chat")
+    async def read_text(self, text: str) -> list[int]:
+        """Raises InvalidRequestError: it is empty, too long, or no text."""
+        if not text:
+            # Also where the tokenizer would add a token that begins every text.
+            raise InvalidRequestError("prompt is empty: it must have at least 1 character")
+        return await self.encode("prompt", text)
+
+    def read_ids(self, token_ids: Sequence[int]) -> list[int]:
+        """A copy of the ids, which are not too many: millions would stall all other requests.
+
+        Raises InvalidRequestError: they are.
+        """
+        limit = self._model.max_model_len
+        if len(token_ids) > limit:
+            raise InvalidRequestError(
+                f"prompt of {len(token_ids)} tokens is more than max_model_len={limit}"
+            )
+        return list(token_ids)
+
+    async def read_chat(self, chat: Chat) -> ChatPrompt:
+        """Raises InvalidRequestError: there is no template, or it can't render the chat."""
+        if self._template is None:
+            raise missing_template(self._model.name)
+        check_chat_size(len(chat.messages), len(chat.tools))
+        text = await self._template.render(
+            chat.messages,
+            tools=chat.tools,
+            arguments=chat.arguments,
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            timeout_s=self._chat_template_timeout_s,
+        )
+        token_ids = await self.encode("the rendered chat", text, add_special_tokens=False)
+        return ChatPrompt(token_ids, text)
 
     async def encode(self, name: str, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidRequestError: the text, called `name`, is too long, or no text."""
         num_bytes = len(text.encode())
-        if num_bytes > self._max_prompt_bytes:
+        if num_bytes > self.max_prompt_bytes:
             raise InvalidRequestError(
                 f"{name} of {num_bytes} bytes is longer than "
-                f"max_prompt_bytes={self._max_prompt_bytes}"
+                f"max_prompt_bytes={self.max_prompt_bytes}"
             )
         tokenizer = self.require_tokenizer()
 
@@ -95,37 +131,6 @@ class PromptReader:
                 "text into tokens or back: send token_ids"
             )
         return self.tokenizer
-
-    def _bounded(self, token_ids: Sequence[int]) -> list[int]:
-        """A copy of the ids, which are not too many: millions would stall all other requests."""
-        limit = self._model.max_model_len
-        if len(token_ids) > limit:
-            raise InvalidRequestError(
-                f"prompt of {len(token_ids)} tokens is more than max_model_len={limit}"
-            )
-        return list(token_ids)
-
-    async def _render(self, chat: inference_pb2.Chat) -> str:
-        if self._template is None:
-            raise missing_template(self._model.name)
-        _check_size("messages", len(chat.messages), MAX_MESSAGES)
-        _check_size("tools", len(chat.tools), MAX_TOOLS)
-        if chat.ByteSize() > self._max_prompt_bytes:
-            raise InvalidRequestError(
-                f"chat of {chat.ByteSize()} bytes is longer than "
-                f"max_prompt_bytes={self._max_prompt_bytes}"
-            )
-        begins = not chat.continue_final_message
-        if chat.HasField("add_generation_prompt"):
-            begins = chat.add_generation_prompt
-        return await self._template.render(
-            [_message_of(place, each) for place, each in enumerate(chat.messages)],
-            tools=[_object(f"tools[{place}]", each) for place, each in enumerate(chat.tools)],
-            arguments=_object("template_arguments", chat.template_arguments),
-            add_generation_prompt=begins,
-            continue_final_message=chat.continue_final_message,
-            timeout_s=self._chat_template_timeout_s,
-        )
 
 
 def encode_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> BadWords:
@@ -164,28 +169,9 @@ def check_texts(params: SamplingParams, tokenizer: Tokenizer | None) -> None:
             )
 
 
-def _check_size(name: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")
-
-
-def _message_of(place: int, message: inference_pb2.ChatMessage) -> dict[str, Any]:
-    fields = _object(f"messages[{place}].fields", message.fields)
-    for name in ("role", "content"):
-        if name in fields:
-            raise InvalidRequestError(
-                f"messages[{place}].fields has {name!r}: the message's own field {name} sets it"
-            )
-    content = message.content if message.HasField("content") else None
-    return {"role": message.role, "content": content, **fields}
-
-
-def _object(name: str, text: str) -> dict[str, Any]:
-    """The JSON object in the field `name`; an empty one where it is unset."""
-    try:
-        value = json.loads(text) if text else {}
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{name} is no JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise InvalidRequestError(f"{name} is a JSON {type(value).__name__}: must be an object")
-    return value
+def check_chat_size(num_messages: int, num_tools: int) -> None:
+    """Raises InvalidRequestError: a chat has too many of them."""
+    sizes = (("messages", num_messages, MAX_MESSAGES), ("tools", num_tools, MAX_TOOLS))
+    for name, count, most in sizes:
+        if count > most:
+            raise InvalidRequestError(f"{name} has {count} entries: must be at most {most}")

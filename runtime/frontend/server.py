@@ -1,141 +1,232 @@
-"""One frontend process: its public port, from binding to the end of its engine."""
+"""One frontend process: its public ports, from binding to the end of its engines."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-import grpc
-import grpc.aio
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
-
-from protos import inference_pb2_grpc
-from protos.auth import AioTokenInterceptor, KeyRing
-from runtime.config import FrontendConfig
-from runtime.errors import ConfigError
+from protos.auth import KeyRing
+from runtime.credentials import cluster_channel_credentials
+from runtime.errors import UnavailableError
 from runtime.frontend.chat import ChatTemplate
 from runtime.frontend.engine_client import EngineClient
-from runtime.frontend.grpc_service import SERVICE, InferenceService
-from runtime.frontend.keys import read_tenants
+from runtime.frontend.engine_pool import EnginePool
+from runtime.frontend.generator import Generator, Limits
+from runtime.frontend.grpc_server import GrpcServer
+from runtime.frontend.grpc_service import InferenceService
+from runtime.frontend.http_server import HttpServer, bind
+from runtime.frontend.keys import make_key_ring
+from runtime.frontend.metrics import FrontendMetrics
+from runtime.frontend.observer import Observer
+from runtime.frontend.openai.app import OPEN_PATHS, make_app
+from runtime.frontend.openai.parsing import ParserChoice
+from runtime.frontend.openai.routes import Operations
+from runtime.frontend.openai.service import OpenAIService
+from runtime.frontend.pages import pages
 from runtime.frontend.prompts import PromptReader
+from runtime.frontend.request_slots import RequestSlots
 from runtime.frontend.text import Tokenizer
+from runtime.frontend.tracing import open_tracing
+from runtime.frontend_config import FrontendConfig
 
 logger = logging.getLogger(__name__)
 
 # What is under way has so long to tell its client that the server stops.
 STOP_GRACE_S = 1.0
-# gRPC's own default; token ids of the longest sequences fit.
-MIN_MESSAGE_BYTES = 4 << 20
-# A Kubernetes probe can't send metadata.
-EXEMPT_FROM_KEY = frozenset({f"/{health.SERVICE_NAME}/"})
-SERVER_OPTIONS = (
-    ("grpc.so_reuseport", 0),
-    # Finds out that a client's host is gone, and lets clients find out that we are.
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-)
+# After the drain: connections that have got all of their answer, and don't close.
+DRAINED_GRACE_S = 1.0
+
+
+class Ports(NamedTuple):
+    """Where a frontend serves."""
+
+    grpc: int
+    http: int
 
 
 async def run_frontend(
     config: FrontendConfig,
-    engine_address: str,
+    engine_addresses: Sequence[str],
     engine_token: str,
-    on_ready: Callable[[int], None],
+    on_ready: Callable[[Ports], None],
+    *,
+    reuse_port: bool = False,
+    draining: asyncio.Event | None = None,
 ) -> None:
-    """Serves until cancelled, or until the engine's connection ends.
+    """Serves until cancelled, drained, or until no engine can be used any more.
 
-    `on_ready` is called with the bound port once requests are served. Running requests end with
-    UNAVAILABLE, whatever ends the frontend.
+    `on_ready` is called with the bound ports once requests are served. Once `draining` is set, new
+    requests are refused, those that run may finish for drain_timeout_s, and it returns. Requests
+    that run otherwise end with UNAVAILABLE, whatever ends the frontend.
 
-    Raises ConfigError: the port can't be bound, or the keys can't be used. Raises
-    UnavailableError: the engine can't be reached, or is gone.
+    Raises ConfigError: a port can't be bound, or keys or files can't be used. Raises
+    UnavailableError: no engine can be reached, or all are gone for good.
     """
-    keys = _make_key_ring(config)
-    server = _make_server(config, keys)
-    port = _bind(server, config)
-    statuses = health.aio.HealthServicer()
-    try:
-        engine = await EngineClient.connect(engine_address, engine_token)
+    draining = draining or asyncio.Event()
+    keys = make_key_ring(config)
+    credentials = cluster_channel_credentials(config.cluster_certs)
+    tracing = open_tracing(config.otlp_endpoint)
+    metrics = FrontendMetrics()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, tracing.close)
+        server = GrpcServer(config, keys, reuse_port=reuse_port)
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
+        bound = stack.enter_context(
+            closing(bind(config.host, config.http_port, reuse_port=reuse_port))
+        )
+        pool = await EnginePool.connect(
+            engine_addresses,
+            partial(EngineClient.connect, token=engine_token, credentials=credentials),
+            resume_timeout_s=config.resume_timeout_s,
+            on_resumed=metrics.count_resumed,
+            on_reconnected=metrics.count_reconnect,
+        )
+        stack.push_async_callback(pool.close)
+        stack.push_async_callback(server.set_not_serving)
+        template = await stack.enter_async_context(_chat_template(config, pool.model.path))
+        prompts = await _prompt_reader(config, pool, template)
+        observer = Observer(metrics, tracing, model=pool.model.name)
+        frontend = _Frontend(config, pool, prompts, template, observer, draining)
+        http = frontend.http_server(bound, keys, grpc_port=server.port)
+        # Before the ports are closed: its clients hear that the engine is gone.
+        stack.push_async_callback(http.stop, STOP_GRACE_S)
+        stack.push_async_callback(pool.close)
+        await http.start()
+        await server.start(frontend.grpc_service(keys))
+        on_ready(Ports(server.port, http.port))
+        await frontend.run()
+        await server.set_not_serving()
+        await frontend.finish_requests()
+        await http.stop(DRAINED_GRACE_S)
+
+
+class _Frontend:
+    """The services of one frontend, over what they share."""
+
+    def __init__(
+        self,
+        config: FrontendConfig,
+        pool: EnginePool,
+        prompts: PromptReader,
+        template: ChatTemplate | None,
+        observer: Observer,
+        draining: asyncio.Event,
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._template = template
+        self._observer = observer
+        self._draining = draining
+        self._slots = RequestSlots(config.max_requests_per_key)
+        limits = Limits(
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_n=config.max_n,
+            max_logprobs=config.max_logprobs,
+        )
+        self._generator = Generator(pool, prompts, limits)
+
+    def grpc_service(self, keys: KeyRing) -> InferenceService:
+        return InferenceService(
+            self._generator,
+            self._pool,
+            keys,
+            self._observer,
+            self._slots,
+            why_not_ready=self.why_not_ready,
+            write_timeout_s=self._config.write_timeout_s,
+        )
+
+    def http_server(self, bound: socket.socket, keys: KeyRing, *, grpc_port: int) -> HttpServer:
+        service = OpenAIService(
+            self._generator,
+            self._observer,
+            ParserChoice(
+                self._template,
+                tools=self._config.tool_parser,
+                reasoning=self._config.reasoning_parser,
+            ),
+            why_not_ready=self.why_not_ready,
+            take_slot=self._slots.take,
+        )
+        files = pages()
+        app = make_app(
+            service,
+            Operations(metrics=self._scrape, stats=self._pool.stats),
+            pages=files,
+            write_timeout_s=self._config.write_timeout_s,
+        )
+        exempt = (*OPEN_PATHS, *files)
+        return HttpServer(app, bound, self._config, keys, exempt=exempt, grpc_port=grpc_port)
+
+    def why_not_ready(self) -> str | None:
+        """Why no request is taken now."""
+        if self._draining.is_set():
+            return "the server is draining and takes no more requests"
+        return self._pool.why_not_ready()
+
+    async def run(self) -> None:
+        """Returns when it is to drain. Raises UnavailableError: there will be no engine."""
+        drain = asyncio.create_task(self._draining.wait(), name="drain")
+        end = asyncio.create_task(self._pool.wait_ended(), name="end of engines")
         try:
-            tokenizer = await asyncio.to_thread(Tokenizer.load, engine.model.path)
-            if tokenizer is None:
-                logger.warning(
-                    "%s has no tokenizer.json: prompts must be token ids, outputs carry no text",
-                    engine.model.path,
-                )
-            template = await asyncio.to_thread(_load_template, config, engine.model.path)
-            async with _closing(template):
-                prompts = PromptReader(
-                    engine.model,
-                    tokenizer,
-                    template,
-                    max_prompt_bytes=config.max_prompt_bytes,
-                    chat_template_timeout_s=config.chat_template_timeout_s,
-                )
-                await _serve(server, InferenceService(engine, prompts, keys), statuses)
-                on_ready(port)
-                failure = await engine.wait_ended()
+            await asyncio.wait([drain, end], return_when=asyncio.FIRST_COMPLETED)
+            if end.done():
+                failure = end.result()
                 logger.error("the frontend stops: %s", failure)
                 raise failure
         finally:
-            await statuses.enter_graceful_shutdown()
-            await engine.close()
-    finally:
-        await server.stop(STOP_GRACE_S)
+            drain.cancel()
+            end.cancel()
+
+    async def finish_requests(self) -> None:
+        """Waits for those that run, for drain_timeout_s at most."""
+        try:
+            async with asyncio.timeout(self._config.drain_timeout_s):
+                await self._slots.wait_none_taken()
+        except TimeoutError:
+            logger.warning(
+                "%d requests haven't finished within drain_timeout_s=%g and are cut",
+                self._slots.num_taken,
+                self._config.drain_timeout_s,
+            )
+
+    async def _scrape(self) -> tuple[bytes, str]:
+        try:
+            stats = await self._pool.stats()
+        except UnavailableError:  # the frontend's own numbers are there all the same
+            stats = {}
+        return self._observer.metrics.render(stats, self._pool.model)
 
 
-def _load_template(config: FrontendConfig, folder: str) -> ChatTemplate | None:
-    override = None if config.chat_template is None else Path(config.chat_template)
-    return ChatTemplate.load(folder, override, max_bytes=config.max_prompt_bytes)
+async def _prompt_reader(
+    config: FrontendConfig, pool: EnginePool, template: ChatTemplate | None
+) -> PromptReader:
+    tokenizer = await asyncio.to_thread(Tokenizer.load, pool.model.path)
+    if tokenizer is None:
+        logger.warning(
+            "%s has no tokenizer.json: prompts must be token ids, outputs carry no text",
+            pool.model.path,
+        )
+    return PromptReader(
+        pool.model,
+        tokenizer,
+        template,
+        max_prompt_bytes=config.max_prompt_bytes,
+        chat_template_timeout_s=config.chat_template_timeout_s,
+    )
 
 
 @asynccontextmanager
-async def _closing(template: ChatTemplate | None) -> AsyncIterator[None]:
+async def _chat_template(config: FrontendConfig, folder: str) -> AsyncIterator[ChatTemplate | None]:
+    override = None if config.chat_template is None else Path(config.chat_template)
+    load = partial(ChatTemplate.load, folder, override, max_bytes=config.max_prompt_bytes)
+    template = await asyncio.to_thread(load)
     try:
-        yield
+        yield template
     finally:
         if template is not None:
             await asyncio.to_thread(template.close)
-
-
-def _make_key_ring(config: FrontendConfig) -> KeyRing:
-    tenants = read_tenants(config)
-    if not tenants:
-        raise ConfigError("api_key and api_keys are unset: the port would be open to everyone")
-    return KeyRing(tenants)
-
-
-def _make_server(config: FrontendConfig, keys: KeyRing) -> grpc.aio.Server:
-    interceptor = AioTokenInterceptor(keys, exempt=EXEMPT_FROM_KEY)
-    # Above most texts that are too long, so that the refusal is ours and names the limit.
-    message_bytes = max(MIN_MESSAGE_BYTES, 4 * config.max_prompt_bytes)
-    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", message_bytes))
-    return grpc.aio.server(interceptors=[interceptor], options=options)
-
-
-def _bind(server: grpc.aio.Server, config: FrontendConfig) -> int:
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    address = f"{host}:{config.port}"
-    try:
-        return int(server.add_insecure_port(address))
-    except RuntimeError as error:
-        raise ConfigError(
-            f"can't listen at {address}: it is in use, or no address of this machine; "
-            "set --port or --host"
-        ) from error
-
-
-async def _serve(
-    server: grpc.aio.Server, service: InferenceService, statuses: health.aio.HealthServicer
-) -> None:
-    inference_pb2_grpc.add_InferenceServicer_to_server(service, server)  # type: ignore[no-untyped-call]
-    health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
-    names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
-    for name in (health.OVERALL_HEALTH, SERVICE):
-        await statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
-    await server.start()

@@ -1,6 +1,7 @@
 """Starts `lockstep serve` as a user does, and talks to it as a client does."""
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from protos import common_pb2, inference_pb2, inference_pb2_grpc
 
 START_S = 120
 END_S = 10  # the promise: a signal ends everything within ten seconds
+READY = re.compile(r"serving \S+ (?:to frontends )?on (\S+:\d+)(?: \(gRPC\) and (\S+) \(HTTP\))?$")
 
 
 @dataclass(frozen=True)
@@ -32,14 +34,17 @@ class Answer:
 
 
 class Server:
-    """A server process and its whole family."""
+    """A server process and its whole family.
 
-    def __init__(self, *options: str) -> None:
+    With `--frontends=0` its address is the engine's.
+    """
+
+    def __init__(self, *options: str, **environment: str) -> None:
         self.api_key = secrets.token_hex(8)
         # Short: Ray puts sockets below it.
         self.temporary_folder = Path(tempfile.mkdtemp(prefix="ls"))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime", "serve", "--port=0", *options],
+            [sys.executable, "-m", "runtime", "serve", "--port=0", "--http-port=0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,6 +52,7 @@ class Server:
                 **{k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"},
                 "LOCKSTEP_API_KEY": self.api_key,
                 "TMPDIR": str(self.temporary_folder),
+                **environment,
             },
         )
         self.family: set[psutil.Process] = set()
@@ -54,8 +60,8 @@ class Server:
     def wait_until_ready(self) -> Self:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if "serving" in line:
-                self.address = line.split()[-1]
+            if found := READY.search(line.rstrip()):
+                self.address, self.http_address = found.groups()
                 self.remember_family()
                 return self
         _, errors = self.process.communicate(timeout=START_S)
@@ -77,6 +83,14 @@ class Server:
         _, alive = psutil.wait_procs(self.family, timeout=3)
         return [each for each in alive if each.status() != psutil.STATUS_ZOMBIE]
 
+    def kill(self) -> None:
+        """For the end of a test, whatever has happened."""
+        for process in self.family:
+            if process.is_running():
+                process.kill()
+        self.process.kill()
+        self.process.communicate()
+
     def stub(self) -> inference_pb2_grpc.InferenceStub:
         return inference_pb2_grpc.InferenceStub(grpc.insecure_channel(self.address))
 
@@ -94,11 +108,7 @@ def serving(*options: str) -> Iterator[Server]:
         assert server.stop() == 0
         assert server.survivors() == []
     finally:
-        for process in server.family:
-            if process.is_running():
-                process.kill()
-        server.process.kill()
-        server.process.wait()
+        server.kill()
 
 
 def request(prompt: str | Sequence[int], **params: float | bool) -> inference_pb2.GenerateRequest:

@@ -56,7 +56,7 @@ def test_tokens_are_those_of_transformers(server: Server) -> None:
         )
         assert answer.token_ids == output[0, len(prompt) :].tolist(), f"prompt of {len(prompt)}"
 
-    stats = stub.GetStats(inference_pb2.GetStatsRequest(), metadata=server.key).stats
+    stats = stub.GetStats(inference_pb2.GetStatsRequest(), metadata=server.key).engines[0].stats
     assert stats.num_scheduled_sequences > stats.num_steps, "nothing was batched"
     assert stats.num_scheduled_tokens <= BUDGET * stats.num_steps
     assert stats.num_steps >= sum(PROMPT_LENGTHS) / BUDGET
@@ -134,7 +134,7 @@ def test_no_key_no_service(server: Server) -> None:
 
 def stats_of(server: Server) -> common_pb2.EngineStats:
     response = server.stub().GetStats(inference_pb2.GetStatsRequest(), metadata=server.key)
-    return response.stats
+    return response.engines[0].stats
 
 
 def wait_until_idle(server: Server) -> None:

@@ -1,9 +1,7 @@
-"""Options, TOML files and signals, without starting anything."""
+"""Options and TOML files, without starting anything."""
 
 import dataclasses
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,10 +12,11 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from runtime.cli import ByteSize, cli, config_option, options_of, pick
-from runtime.config import EngineConfig, FrontendConfig
+from runtime.cli import cli
+from runtime.commands.common import ByteSize, config_option, options_of, pick
+from runtime.config import EngineConfig
 from runtime.errors import ConfigError
-from runtime.interrupts import interruptible
+from runtime.frontend_config import FrontendConfig, ServeConfig
 from runtime.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.unit
@@ -41,9 +40,25 @@ def parse(*arguments: str) -> EngineConfig:
 
 
 def test_every_field_is_an_option_of_serve() -> None:
-    options = {each.name for each in cli.commands["serve"].params}
-    for config in (EngineConfig, FrontendConfig):
-        assert {field.name for field in dataclasses.fields(config)} <= options
+    options = [each.name for each in cli.commands["serve"].params]
+    for config in (EngineConfig, FrontendConfig, ServeConfig):
+        assert {field.name for field in dataclasses.fields(config)} <= set(options)
+    assert len(options) == len(set(options))
+
+
+def test_help_is_quick_as_it_imports_nothing_heavy() -> None:
+    program = """
+import sys
+from runtime.cli import cli
+cli.main(["--help"], standalone_mode=False)
+heavy = {"fastapi", "prometheus_client", "ray", "tokenizers", "torch", "uvicorn"}
+sys.exit(", ".join(heavy & sys.modules.keys()) or None)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {"serve", "frontend", "generate"} <= set(done.stdout.split())
 
 
 def test_defaults_are_those_of_the_dataclass() -> None:
@@ -231,6 +246,17 @@ def test_wrong_configuration_is_refused(values: dict[str, float], message: str) 
         ({"api_key": "schlüssel"}, "must be printable ASCII"),
         ({"api_key": " key"}, "without space at its ends"),
         ({"api_keys": ""}, "api_keys is empty"),
+        ({"http_port": 50051}, "http_port=50051 must be another than port=50051"),
+        ({"max_n": 0}, r"max_n=0 must be in \[1, "),
+        ({"max_body_bytes": 0}, "max_body_bytes=0 must be in"),
+        ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be at least 1"),
+        ({"max_requests_per_key": 0}, "max_requests_per_key=0 must be at least 1"),
+        ({"drain_timeout_s": -1}, "drain_timeout_s=-1 must be in"),
+        ({"resume_timeout_s": float("nan")}, "resume_timeout_s=nan must be in"),
+        ({"write_timeout_s": 0}, "write_timeout_s=0 must be in"),
+        ({"tls_cert": "cert.pem"}, "tls_cert and tls_key must be set together"),
+        ({"tls_client_ca": "ca.pem"}, "tls_client_ca needs tls_cert and tls_key"),
+        ({"otlp_endpoint": ""}, "otlp_endpoint is empty"),
     ],
 )
 def test_wrong_frontend_configuration_is_refused(
@@ -240,48 +266,14 @@ def test_wrong_frontend_configuration_is_refused(
         FrontendConfig(**values)
 
 
-def test_a_signal_unwinds_once_and_the_next_is_ignored() -> None:
-    unwound: list[int] = []
-
-    def work() -> None:
-        with interruptible():
-            try:
-                os.kill(os.getpid(), signal.SIGTERM)
-            finally:
-                os.kill(os.getpid(), signal.SIGINT)
-                unwound.append(1)
-
-    with pytest.raises(SystemExit) as exit_info:
-        work()
-    assert unwound == [1]
-    assert exit_info.value.code == 128 + signal.SIGTERM
-
-
-def test_the_exit_code_is_the_signals_whatever_a_library_makes_of_it() -> None:
-    def work() -> None:
-        with interruptible():
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-            except SystemExit as interruption:
-                raise SystemExit(1) from interruption
-
-    with pytest.raises(SystemExit) as exit_info:
-        work()
-    assert exit_info.value.code == 128 + signal.SIGINT
-
-
-def test_what_does_not_unwind_ends_all_the_same() -> None:
-    program = """
-import runtime.interrupts as interrupts, signal, os, threading
-interrupts.END_WITHIN_S = 0.5
-with interrupts.interruptible():
-    try:
-        os.kill(os.getpid(), signal.SIGTERM)
-    finally:
-        threading.Event().wait()
-"""
-    process = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert process.returncode == 1
-    assert "ending at once" in process.stderr
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"frontends": -1}, r"frontends=-1 must be in \[0, 32\]"),
+        ({"frontends": 33}, r"frontends=33 must be in \[0, 32\]"),
+        ({"engine_port": 65536}, r"engine_port=65536 must be in \[0, 65535\]"),
+    ],
+)
+def test_a_wrong_configuration_of_serve_is_refused(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServeConfig(**values)

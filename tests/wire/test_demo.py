@@ -18,7 +18,7 @@ SERVER = """
 import pathlib, signal, subprocess, sys, tempfile
 signal.signal(signal.SIGTERM, lambda *_: sys.exit({code}))
 {before}
-print("lockstep: serving demo on 127.0.0.1:1234", flush=True)
+print("lockstep: serving demo on 127.0.0.1:1234 (gRPC) and http://127.0.0.1:5 (HTTP)", flush=True)
 signal.pause()
 """
 ORPHAN = 'subprocess.Popen(["sh", "-c", "sleep 60 & "]).wait()'

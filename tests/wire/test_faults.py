@@ -223,4 +223,4 @@ def test_clients_are_told_by_status_and_operators_by_counter(
 
 
 def stats_of(client: Client) -> common_pb2.EngineStats:
-    return client.call("GetStats").stats
+    return client.call("GetStats").engines[0].stats

@@ -278,7 +278,7 @@ def test_model_and_stats_are_the_engines(engine: FakeEngine, client: Client) -> 
             max_tokens=16, temperature=1, top_k=0, top_p=1, min_p=0, repetition_penalty=1
         ),
     )
-    stats = client.call("GetStats").stats
+    stats = client.call("GetStats").engines[0].stats
     assert (stats.num_steps, stats.num_free_blocks) == (10, 90)
 
 

@@ -10,7 +10,7 @@ from runtime.errors import ModelOutputError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.inbox import MAX_JOINED_LOGPROBS, Inbox
 from runtime.request import FinishReason, RequestFailure, RequestOutput, TokenLogprobs
-from tests.frontend import TIMEOUT_S, FakeEngine, added
+from tests.frontend import TIMEOUT_S, FakeEngine, added, ask
 from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
@@ -28,7 +28,7 @@ def test_choices_that_came_meanwhile_are_one_each_in_the_order_of_their_first(
 ) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], complete_params(max_tokens=8, n=3), seed=1)
+        outputs = ask(client, [3], complete_params(max_tokens=8, n=3), seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
 
@@ -58,7 +58,7 @@ def test_a_request_with_one_choice_left_is_aborted_as_a_whole(
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
         params = complete_params(max_tokens=8, n=2)
-        async with aclosing(client.generate([3], params, seed=1)) as outputs:
+        async with aclosing(ask(client, [3], params, seed=1)) as outputs:
             first = asyncio.ensure_future(anext(outputs))
             connection, request_id = await added(engine)
             connection.sink([RequestOutput(request_id, (5,), FinishReason.STOP, 1)])
@@ -78,7 +78,7 @@ def test_logprobs_and_scores_that_came_meanwhile_stay_in_order(
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
         params = complete_params(max_tokens=8, logprobs=0, prompt_logprobs=0)
-        outputs = client.generate([3, 4, 5, 6], params, seed=1)
+        outputs = ask(client, [3, 4, 5, 6], params, seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         entries = [TokenLogprobs(-float(place), (place,), (-0.5,)) for place in range(6)]
@@ -107,7 +107,7 @@ def test_what_comes_for_a_choice_that_was_ended_is_dropped(
 
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], complete_params(max_tokens=8, n=2), seed=1)
+        outputs = ask(client, [3], complete_params(max_tokens=8, n=2), seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         connection.sink([RequestOutput(request_id, (5,), None, 1)])
@@ -134,7 +134,7 @@ def test_what_comes_for_a_choice_that_was_ended_is_dropped(
 def test_a_failure_after_a_choice_was_ended_is_told(engine: FakeEngine, address: str) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], complete_params(max_tokens=8, n=2), seed=1)
+        outputs = ask(client, [3], complete_params(max_tokens=8, n=2), seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         connection.sink([RequestOutput(request_id, (5,), None, 0)])
@@ -154,7 +154,7 @@ def test_a_choice_that_is_none_ends_the_connection(
 ) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], complete_params(max_tokens=8, n=2), seed=1)
+        outputs = ask(client, [3], complete_params(max_tokens=8, n=2), seed=1)
         pending = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         connection.sink(

@@ -15,7 +15,7 @@ from runtime.engine_service import EngineServer
 from runtime.errors import InvalidRequestError, UnavailableError, WorkerError
 from runtime.frontend.engine_client import EngineClient
 from runtime.request import FinishReason, RequestFailure, RequestOutput
-from tests.frontend import FakeEngine, added, make_model
+from tests.frontend import FakeEngine, added, ask, make_model
 from tests.params import complete_params
 
 pytestmark = pytest.mark.wire
@@ -69,7 +69,7 @@ def test_steps_that_came_meanwhile_are_one_and_a_failure_comes_after_them(
 ) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], PARAMS, seed=1)
+        outputs = ask(client, [3], PARAMS, seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         connection.sink([RequestOutput(request_id, (5,))])
@@ -89,7 +89,7 @@ def test_steps_that_came_meanwhile_are_one_and_a_failure_comes_after_them(
 def test_nothing_follows_the_finish(engine: FakeEngine, address: str) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        outputs = client.generate([3], PARAMS, seed=1)
+        outputs = ask(client, [3], PARAMS, seed=1)
         first = asyncio.ensure_future(anext(outputs))
         connection, request_id = await added(engine)
         connection.sink([RequestOutput(request_id, (5,), FinishReason.LENGTH)])
@@ -105,7 +105,7 @@ def test_nothing_follows_the_finish(engine: FakeEngine, address: str) -> None:
 def test_closing_the_generator_aborts(engine: FakeEngine, address: str) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        async with aclosing(client.generate([3], PARAMS, seed=1)) as outputs:
+        async with aclosing(ask(client, [3], PARAMS, seed=1)) as outputs:
             first = asyncio.ensure_future(anext(outputs))
             connection, request_id = await added(engine)
             connection.sink([RequestOutput(request_id, (5,))])
@@ -120,7 +120,7 @@ def test_a_request_that_cannot_pass_is_refused_at_once(engine: FakeEngine, addre
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
         with pytest.raises(InvalidRequestError, match="token id 600 must be in"):
-            client.generate([600], PARAMS, seed=1)
+            ask(client, [600], PARAMS, seed=1)
         await client.close()
 
     asyncio.run(main())
@@ -142,11 +142,11 @@ def test_a_caller_that_left_does_not_shift_the_answers(engine: FakeEngine, addre
 def test_close_fails_what_runs_and_what_comes(engine: FakeEngine, address: str) -> None:
     async def main() -> None:
         client = await EngineClient.connect(address, TOKEN)
-        running = asyncio.ensure_future(anext(client.generate([3], PARAMS, seed=1)))
+        running = asyncio.ensure_future(anext(ask(client, [3], PARAMS, seed=1)))
         await added(engine)
         await client.close()
         await client.close()
-        later = [running, client.stats(), anext(client.generate([3], PARAMS, seed=1))]
+        later = [running, client.stats(), anext(ask(client, [3], PARAMS, seed=1))]
         for call in later:
             with pytest.raises(UnavailableError, match="the frontend is stopping"):
                 await call
@@ -162,7 +162,7 @@ def test_a_message_that_cannot_be_read_ends_the_connection() -> None:
     async def main(address: str) -> None:
         client = await EngineClient.connect(address, TOKEN)
         with pytest.raises(UnavailableError, match="request_ids has 3 bytes"):
-            await anext(client.generate([3], PARAMS, seed=1))
+            await anext(ask(client, [3], PARAMS, seed=1))
         assert "request_ids has 3 bytes" in str(await client.wait_ended())
         await client.close()
 

@@ -50,8 +50,16 @@ def list_services(channel: grpc.Channel, metadata: object = None) -> grpc.Call:
     return stub.ServerReflectionInfo(iter([ask]), metadata=metadata, timeout=TIMEOUT_S)
 
 
-def test_reflection_names_the_services(channel: grpc.Channel) -> None:
-    (reply,) = list_services(channel, bearer(API_KEY))
+def test_reflection_is_off_unless_asked_for(channel: grpc.Channel) -> None:
+    assert status_of(list_services(channel, bearer(API_KEY)))[0] == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_reflection_names_the_services(server: EngineServer) -> None:
+    with (
+        RunningFrontend(server, reflection=True) as frontend,
+        grpc.insecure_channel(frontend.address) as channel,
+    ):
+        (reply,) = list_services(channel, bearer(API_KEY))
     names = {service.name for service in reply.list_services_response.service}
     assert {"lockstep.v1.Inference", "grpc.health.v1.Health"} <= names
 

@@ -104,4 +104,4 @@ def test_a_client_that_leaves_gives_its_blocks_back(
 
 def stats(stub: inference_pb2_grpc.InferenceStub) -> common_pb2.EngineStats:
     request = inference_pb2.GetStatsRequest()
-    return stub.GetStats(request, metadata=bearer(API_KEY), timeout=TIMEOUT_S).stats
+    return stub.GetStats(request, metadata=bearer(API_KEY), timeout=TIMEOUT_S).engines[0].stats

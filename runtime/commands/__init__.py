@@ -1,0 +1,1 @@
+"""The subcommands of `lockstep`, one a module."""

@@ -1,0 +1,76 @@
+"""`lockstep frontend`: the public ports of engines that run already."""
+
+import asyncio
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from runtime.commands.common import config_option, options_of, pick, set_up_logging, verbose_option
+from runtime.errors import ConfigError
+from runtime.frontend_config import FrontendConfig
+from runtime.interrupts import until_signal
+
+if TYPE_CHECKING:
+    from runtime.frontend.server import Ports
+
+
+@click.command()
+@config_option
+@click.option(
+    "--engine",
+    required=True,
+    metavar="HOST:PORT[,HOST:PORT]",
+    help="The engines' addresses; all must have the same model and the same token.",
+)
+@click.option(
+    "--reuse-port", is_flag=True, help="Share the ports with other frontends on this host."
+)
+@options_of(FrontendConfig)
+@verbose_option
+def frontend(engine: str, reuse_port: bool, verbose: bool, **values: Any) -> None:
+    """Serve clients for engines that run already (`serve` starts frontends by itself).
+
+    The engines' token comes in LOCKSTEP_ENGINE_TOKEN. Prints a line of JSON with the ports when it
+    is ready. SIGTERM lets requests that run finish, for --drain-timeout-s; Ctrl-C, or a second
+    SIGTERM, ends them.
+    """
+    from runtime.frontend.server import run_frontend
+
+    config = pick(FrontendConfig, values)
+    set_up_logging(verbose=verbose, log_format=config.log_format)
+    token = os.environ.get("LOCKSTEP_ENGINE_TOKEN")
+    if not token:
+        raise ConfigError("LOCKSTEP_ENGINE_TOKEN is not set: it is the token of the engine's port")
+    if config.api_key is None and config.api_keys is None:
+        raise ConfigError(
+            "neither api_key nor api_keys is set: clients need a key "
+            "(--api-key, LOCKSTEP_API_KEY, --api-keys)"
+        )
+    addresses = read_addresses(engine)
+
+    async def run() -> None:
+        draining = asyncio.Event()
+        work = run_frontend(
+            config, addresses, token, announce, reuse_port=reuse_port, draining=draining
+        )
+        await until_signal(work, on_drain=draining.set)
+
+    asyncio.run(run())
+
+
+def read_addresses(text: str) -> list[str]:
+    """Of engines. Raises ConfigError: one is no address, or is there twice."""
+    addresses = [each.strip() for each in text.split(",")]
+    for each in addresses:
+        host, _, port = each.rpartition(":")
+        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+            raise ConfigError(f"engine={each!r} must be HOST:PORT, with a port in [1, 65535]")
+        if addresses.count(each) > 1:
+            raise ConfigError(f"engine={text!r} has {each} twice: name each engine once")
+    return addresses
+
+
+def announce(ports: "Ports") -> None:
+    print(json.dumps({"port": ports.grpc, "http_port": ports.http}), flush=True)

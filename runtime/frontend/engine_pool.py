@@ -1,0 +1,358 @@
+"""The engines of a frontend: which of them gets a request, and which goes on when one is lost.
+
+Belongs to one event loop. Each address has a task that connects, waits for the end, and connects
+again. What a request has got is kept here, so that another engine, or the same once it is back, can
+go on with it: the reader sees a pause.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Self
+
+from runtime.errors import LockstepError, UnavailableError
+from runtime.frontend.engine_client import EngineClient, Session
+from runtime.request import EngineStats, ModelInfo, Request, RequestOutput, ResumedChoice
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S = 0.1
+MAX_BACKOFF_S = 5.0
+STATS_TIMEOUT_S = 5.0
+# A request that has brought so many engines down without a token in between gets no other.
+MAX_FRUITLESS = 3
+
+Connect = Callable[[str], Awaitable[EngineClient]]
+
+
+class EnginePool:
+    """Connected engines that give the same tokens. Made by `connect`, ended by `close`.
+
+    `on_resumed` is called for each request that goes on elsewhere, `on_reconnected` for each engine
+    that is back.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        connect: Connect,
+        *,
+        resume_timeout_s: float,
+        on_resumed: Callable[[], object] = lambda: None,
+        on_reconnected: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.model: ModelInfo  # of the engine that was there first
+        self.resume_timeout_s = resume_timeout_s
+        self.on_resumed = on_resumed
+        self._addresses = addresses
+        self._connect = connect
+        self._on_reconnected = on_reconnected
+        self._clients: dict[str, EngineClient] = {}  # by address
+        self._others: dict[str, str] = {}  # addresses of engines with another model, and which
+        self._known: set[str] = set()  # addresses where an engine was once
+        self._errors: dict[str, LockstepError] = {}  # by address that was never reached
+        self._changed = asyncio.Event()  # set, and made anew, whenever an engine comes or goes
+        self._ended: asyncio.Future[UnavailableError] = asyncio.get_running_loop().create_future()
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @classmethod
+    async def connect(
+        cls,
+        addresses: Sequence[str],
+        connect: Connect,
+        *,
+        resume_timeout_s: float,
+        on_resumed: Callable[[], object] = lambda: None,
+        on_reconnected: Callable[[], object] = lambda: None,
+    ) -> Self:
+        """Waits for the first engine; the others may come later.
+
+        With `resume_timeout_s` of 0 the pool ends with the first engine that it loses.
+        Raises UnavailableError: none can be reached.
+        """
+        pool = cls(
+            addresses,
+            connect,
+            resume_timeout_s=resume_timeout_s,
+            on_resumed=on_resumed,
+            on_reconnected=on_reconnected,
+        )
+        pool._keepers = [
+            asyncio.create_task(pool._keep(address), name=f"engine {address}")
+            for address in addresses
+        ]
+        try:
+            while not pool._clients:
+                if pool._ended.done():
+                    raise pool._ended.result()
+                await pool._changed.wait()
+        except BaseException:
+            await pool.close()
+            raise
+        return pool
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a request could be taken now."""
+        return any(each.is_usable for each in self._clients.values())
+
+    def why_not_ready(self) -> str | None:
+        """Why no request can be taken now."""
+        return None if self.is_ready else self._describe_absence()
+
+    def generate(self, request: Request) -> "Generation":
+        """What the engines bring for a request, which one gets when that is first asked for.
+
+        Raises InvalidRequestError at once: the model can't serve it. Raises UnavailableError: there
+        is no engine.
+        """
+        request.check(self.model)
+        if not self.is_ready:
+            raise UnavailableError(self._describe_absence())
+        return Generation(self, request)
+
+    async def stats(self) -> dict[str, EngineStats]:
+        """Of the engines that answer, by address. Raises UnavailableError: none does."""
+        clients = list(self._clients.items())
+        async with asyncio.timeout(STATS_TIMEOUT_S):
+            answers = await asyncio.gather(
+                *(client.stats() for _, client in clients), return_exceptions=True
+            )
+        found = {}
+        for (address, _), answer in zip(clients, answers, strict=True):
+            if isinstance(answer, UnavailableError):  # it has just gone
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            found[address] = answer
+        if not found:
+            raise UnavailableError(self._describe_absence())
+        return found
+
+    async def pick(self, deadline: float | None) -> EngineClient:
+        """The engine with the fewest requests; waits for one until `deadline`, None: doesn't wait.
+
+        Raises UnavailableError: there is none.
+        """
+        while True:
+            usable = [each for each in self._clients.values() if each.is_usable]
+            if usable:
+                return min(usable, key=lambda each: each.num_requests)
+            if deadline is None or self._ended.done():
+                raise UnavailableError(self._describe_absence())
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._changed.wait()
+            except TimeoutError as error:
+                raise UnavailableError(
+                    f"{self._describe_absence()}, for resume_timeout_s={self.resume_timeout_s:g}"
+                ) from error
+
+    async def wait_ended(self) -> UnavailableError:
+        """Waits until no engine can be used any more, whatever comes; returns why."""
+        return await asyncio.shield(self._ended)
+
+    async def close(self, reason: str = "the frontend is stopping") -> None:
+        """Fails what runs with `reason` and leaves the engines. May be called twice."""
+        self._end(UnavailableError(reason))
+        for task in self._keepers:
+            task.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        clients = list(self._clients.values())
+        self._clients.clear()
+        for client in clients:
+            await client.close(reason)
+
+    async def _keep(self, address: str) -> None:
+        """Connects to one address again and again."""
+        backoff_s = MIN_BACKOFF_S
+        while True:
+            try:
+                client = await self._connect(address)
+            except LockstepError as error:
+                self._note_error(address, error)
+            else:
+                backoff_s = MIN_BACKOFF_S
+                self._take(address, client)
+                failure = await client.wait_ended()
+                self._lose(address, failure)
+                await client.close()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _note_error(self, address: str, error: LockstepError) -> None:
+        logger.info("%s", error)
+        if address not in self._known:
+            self._errors[address] = error
+        if len(self._errors) == len(self._addresses):
+            self._end(UnavailableError("; ".join(map(str, self._errors.values()))))
+
+    def _take(self, address: str, client: EngineClient) -> None:
+        """Uses an engine that has connected, unless it has another model."""
+        if not self._known:
+            self.model = client.model
+        if client.model.fingerprint != self.model.fingerprint:
+            self._refuse(address, client.model)
+            return
+        if address in self._known:
+            self._on_reconnected()
+            logger.warning("the engine at %s is back", address)
+        self._known.add(address)
+        self._errors.pop(address, None)
+        self._clients[address] = client
+        self._tell()
+
+    def _refuse(self, address: str, model: ModelInfo) -> None:
+        self._others[address] = model.name
+        logger.error(
+            "the engine at %s has another model (%s, fingerprint %s) than this frontend "
+            "(%s, %s): it gets no requests",
+            address,
+            model.name,
+            model.fingerprint,
+            self.model.name,
+            self.model.fingerprint,
+        )
+        if len(self._others) == len(self._addresses):
+            self._end(
+                UnavailableError("all engines have another model now: start the frontend again")
+            )
+
+    def _lose(self, address: str, failure: UnavailableError) -> None:
+        self._clients.pop(address, None)
+        self._others.pop(address, None)
+        if self.resume_timeout_s == 0:
+            self._end(failure)
+        logger.warning("the engine at %s is lost: %s", address, failure)
+        self._tell()
+
+    def _end(self, error: UnavailableError) -> None:
+        if not self._ended.done():
+            self._ended.set_result(error)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _describe_absence(self) -> str:
+        if self._ended.done():
+            return str(self._ended.result())
+        if self._clients:
+            return "the engine is draining and takes no more requests"
+        return f"no engine can be reached at {', '.join(self._addresses)}"
+
+
+class Generation:
+    """New tokens of each choice as they come, and its finish reason with the last of them.
+
+    Steps of a choice that came while the consumer was busy are joined. Closing it, or
+    cancelling its consumer, aborts the request with all its choices.
+
+    Iterating raises UnavailableError: no engine is there to begin or to go on; CapacityError and
+    DeadlineError: the engine has no room, or no time; InvalidRequestError and ModelOutputError:
+    there is nothing to sample.
+    """
+
+    def __init__(self, pool: EnginePool, request: Request) -> None:
+        self._pool = pool
+        self._request = request
+        past = request.resumed or (ResumedChoice(),) * request.params.n
+        self._token_ids = [list(each.token_ids) for each in past]
+        self._ended = {index for index, each in enumerate(past) if each.has_ended}
+        self._num_scores = 0  # of the prompt, that have come
+        self._num_scores_again = 0  # that will come once more
+        self._deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
+        self._num_fruitless = 0  # engines lost since the last output
+        self._client: EngineClient | None = None
+        self._session: Session | None = None
+        self._is_closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        if self._is_closed:
+            raise StopAsyncIteration
+        try:
+            while True:
+                try:
+                    output = await self._next()
+                except UnavailableError as error:
+                    await self._move(error)
+                    continue
+                if output is not None:
+                    return output
+        except BaseException:
+            await self.aclose()
+            raise
+
+    def end(self, choice: int) -> None:
+        """The client has all that it wants of a choice, of which nothing more comes."""
+        self._ended.add(choice)
+        if self._session is not None:
+            self._session.end(choice)
+
+    async def aclose(self) -> None:
+        """May be called twice."""
+        self._is_closed = True
+        if self._session is not None:
+            await self._session.aclose()
+
+    async def _next(self) -> RequestOutput | None:
+        """None where all of an output came before."""
+        if self._session is None:
+            self._client = await self._pool.pick(None)
+            self._session = self._client.generate(self._request)
+        output = await anext(self._session)
+        self._num_fruitless = 0
+        self._token_ids[output.choice] += output.token_ids
+        if output.finish_reason is not None:
+            self._ended.add(output.choice)
+        again = min(self._num_scores_again, len(output.scores))
+        self._num_scores_again -= again
+        output = output._replace(scores=output.scores[again:])
+        self._num_scores += len(output.scores)
+        if again and not (output.scores or output.token_ids or output.finish_reason):
+            return None
+        return output
+
+    async def _move(self, error: UnavailableError) -> None:
+        """Goes on with another engine, or with the same once it is back.
+
+        Raises UnavailableError: none comes in time, or it makes no sense to try more.
+        """
+        client, session = self._client, self._session
+        if client is None or self._pool.resume_timeout_s == 0:
+            raise error
+        if len(self._ended) == self._request.params.n:
+            raise StopAsyncIteration
+        if session is not None:
+            await session.aclose()
+        refused = client.is_draining and not any(self._token_ids)
+        if not refused:
+            self._num_fruitless += 1
+            if self._num_fruitless > MAX_FRUITLESS:
+                raise UnavailableError(
+                    f"{error}; the request was given to {MAX_FRUITLESS} engines, and none gave a "
+                    "token before it was lost"
+                ) from error
+        loop = asyncio.get_running_loop()
+        self._client = await self._pool.pick(loop.time() + self._pool.resume_timeout_s)
+        if not refused:
+            self._request = self._resumed()
+            self._num_scores_again = 0 if self._token_ids[0] else self._num_scores
+            self._num_scores -= self._num_scores_again
+            self._pool.on_resumed()
+        self._session = self._client.generate(self._request)
+
+    def _resumed(self) -> Request:
+        """The request from where it stands."""
+        timeout_s = None if self._deadline is None else self._deadline - time.monotonic()
+        past = tuple(
+            ResumedChoice(tuple(token_ids), index in self._ended)
+            for index, token_ids in enumerate(self._token_ids)
+        )
+        return replace(self._request, resumed=past, timeout_s=timeout_s)

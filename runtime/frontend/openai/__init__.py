@@ -1,0 +1,1 @@
+"""What clients of OpenAI's API know, over the same text and chat code as gRPC."""

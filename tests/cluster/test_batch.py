@@ -1,0 +1,90 @@
+"""`lockstep batch` on real processes, killed at any moment."""
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.batches import line, read, run, write
+from tests.tiny_models import save_tiny_model
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+NUM_LINES = 400
+NUM_KILLS = 20
+# Slow enough to be killed in the middle.
+CHILD = """
+import asyncio, sys
+from pathlib import Path
+from tests.batches import echo, run
+
+async def answer(url, body, request_id):
+    await asyncio.sleep(0.02)
+    return await echo(url, body, request_id)
+
+print("started", flush=True)
+run(Path(sys.argv[1]), answer)
+"""
+TIMEOUT_S = 60
+
+
+@pytest.mark.full
+def test_every_line_is_answered_once_whenever_it_is_killed(tmp_path: Path) -> None:
+    lines = [line(f"id-{number}") for number in range(NUM_LINES)]
+    lines[7::50] = ["{"] * len(lines[7::50])
+    write(tmp_path / "input.jsonl", lines)
+    rng = random.Random(6)
+    num_killed = 0
+    for _ in range(NUM_KILLS):
+        command = [sys.executable, "-c", CHILD, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+            assert child.stdout is not None
+            child.stdout.readline()
+            try:
+                child.wait(rng.uniform(0, 0.12))
+            except subprocess.TimeoutExpired:
+                child.kill()
+                num_killed += 1
+    run(tmp_path)
+    results = read(tmp_path / "output.jsonl") + read(tmp_path / "errors.jsonl")
+    numbers = sorted(int(each["id"].removeprefix("batch_req_")) for each in results)
+    assert numbers == list(range(1, NUM_LINES + 1))
+    assert num_killed > NUM_KILLS // 2
+
+
+def lockstep_batch(model: Path, folder: Path) -> Sequence[str]:
+    options = ["--model", str(model), "--launcher", "local", "--kv-memory", "8MiB", "--quiet"]
+    files = [str(folder / "input.jsonl"), str(folder / "output.jsonl")]
+    return [sys.executable, "-m", "runtime", "batch", *files, *options]
+
+
+def test_a_killed_batch_is_completed_by_the_same_command(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
+    lines = [line(f"id-{number}", body=body) for number in range(200)]
+    lines[5] = "no JSON"
+    write(tmp_path / "input.jsonl", lines)
+    output = tmp_path / "output.jsonl"
+    write(output, [])
+    command = lockstep_batch(model, tmp_path)
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not output.stat().st_size and process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+        process.kill()
+    num_before = len(output.read_bytes().splitlines())
+    assert 0 < num_before < 199
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{199 - num_before} answered" in done.stderr
+    answers = read(output)
+    assert len(answers) == len({each["custom_id"] for each in answers}) == 199
+    assert {each["response"]["body"]["usage"]["completion_tokens"] for each in answers} == {40}
+    (error,) = read(tmp_path / "output.errors.jsonl")
+    assert error["line"] == 6
+    assert json.loads(lines[0])["custom_id"] in {each["custom_id"] for each in answers}
