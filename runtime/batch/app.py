@@ -1,0 +1,130 @@
+"""A batch run with an engine of its own, in this process."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from runtime.batch.ledger import Ledger
+from runtime.batch.lines import count_lines
+from runtime.batch.progress import BatchProgress
+from runtime.batch.results import ResultFile
+from runtime.batch.run import BatchOptions, BatchRun, Tally
+from runtime.config import EngineConfig
+from runtime.driver import running_engine
+from runtime.engine_service import EngineServer
+from runtime.errors import ConfigError, UnavailableError
+from runtime.frontend.chat import ChatTemplate
+from runtime.frontend.engine_client import EngineClient
+from runtime.frontend.engine_pool import EnginePool
+from runtime.frontend.generator import Generator, Limits
+from runtime.frontend.metrics import FrontendMetrics
+from runtime.frontend.observer import Observer
+from runtime.frontend.openai.parsing import ParserChoice
+from runtime.frontend.openai.service import Caller, OpenAIService
+from runtime.frontend.prompts import PromptReader
+from runtime.frontend.text import Tokenizer
+from runtime.frontend.tracing import NoTracing
+from runtime.frontend_config import FrontendConfig
+from runtime.interrupts import until_signal
+
+logger = logging.getLogger(__name__)
+
+STOP_GRACE_S = 1.0
+
+
+def run_batch(
+    engine_config: EngineConfig,
+    config: FrontendConfig,
+    input_path: Path,
+    output_path: Path,
+    errors_path: Path,
+    *,
+    max_concurrency: int,
+    quiet: bool = False,
+) -> Tally:
+    """Answers what isn't answered yet.
+
+    Raises ConfigError: a file, the model or an option can't be used. Raises UnavailableError: the
+    engine can't be started or reached, or a signal came; what is done is in the files.
+    """
+    if len({each.resolve() for each in (input_path, output_path, errors_path)}) < 3:
+        raise ConfigError(
+            f"input={str(input_path)!r}, output={str(output_path)!r} and "
+            f"errors={str(errors_path)!r} must be three files"
+        )
+    total = count_lines(input_path, config.max_body_bytes)
+    with ExitStack() as stack:
+        ledger = stack.enter_context(Ledger())
+        output = stack.enter_context(ResultFile(output_path))
+        errors = stack.enter_context(ResultFile(errors_path))
+        # All are read before a minute is spent on a model.
+        output.recover(ledger)
+        errors.recover(ledger)
+        engine = stack.enter_context(running_engine(engine_config, quiet=quiet))
+        server = EngineServer(engine, secrets.token_urlsafe())
+        server.start()
+        stack.callback(server.stop, STOP_GRACE_S)
+        progress = stack.enter_context(BatchProgress(total, quiet=quiet))
+        tallies: list[Tally] = []
+
+        async def work() -> None:
+            async with _service(config, server) as service:
+                options = BatchOptions(
+                    model=engine.model.name,
+                    max_body_bytes=config.max_body_bytes,
+                    max_concurrency=max_concurrency,
+                )
+
+                async def answer(url: str, body: bytes, request_id: str) -> dict[str, Any]:
+                    return dict(await service.answer(url, body, Caller(request_id=request_id)))
+
+                run = BatchRun(
+                    answer, options, ledger=ledger, output=output, errors=errors, progress=progress
+                )
+                tallies.append(await run.run(input_path))
+
+        asyncio.run(until_signal(work()))
+        if not tallies:
+            raise UnavailableError("interrupted: the same command again does the rest")
+        return tallies[0]
+
+
+@asynccontextmanager
+async def _service(config: FrontendConfig, server: EngineServer) -> AsyncIterator[OpenAIService]:
+    async with AsyncExitStack() as stack:
+        pool = await EnginePool.connect(
+            [f"127.0.0.1:{server.port}"],
+            partial(EngineClient.connect, token=server.token),
+            resume_timeout_s=0,
+        )
+        stack.push_async_callback(pool.close)
+        folder = pool.model.path
+        override = None if config.chat_template is None else Path(config.chat_template)
+        template = await asyncio.to_thread(
+            partial(ChatTemplate.load, folder, override, max_bytes=config.max_prompt_bytes)
+        )
+        if template is not None:
+            stack.push_async_callback(asyncio.to_thread, template.close)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
+        prompts = PromptReader(
+            pool.model,
+            tokenizer,
+            template,
+            max_prompt_bytes=config.max_prompt_bytes,
+            chat_template_timeout_s=config.chat_template_timeout_s,
+        )
+        limits = Limits(
+            max_prompt_tokens=config.max_prompt_tokens,
+            max_n=config.max_n,
+            max_logprobs=config.max_logprobs,
+        )
+        yield OpenAIService(
+            Generator(pool, prompts, limits),
+            Observer(FrontendMetrics(), NoTracing(), model=pool.model.name),
+            ParserChoice(template, tools=config.tool_parser, reasoning=config.reasoning_parser),
+        )
