@@ -88,3 +88,21 @@ def test_a_killed_batch_is_completed_by_the_same_command(tmp_path: Path) -> None
     (error,) = read(tmp_path / "output.errors.jsonl")
     assert error["line"] == 6
     assert json.loads(lines[0])["custom_id"] in {each["custom_id"] for each in answers}
+
+
+def test_a_signal_ends_it_and_the_rest_can_be_done(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}
+    write(tmp_path / "input.jsonl", [line(f"id-{number}", body=body) for number in range(300)])
+    output = tmp_path / "output.jsonl"
+    write(output, [])
+    command = lockstep_batch(model, tmp_path)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not output.stat().st_size and process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(0.01)
+        process.terminate()
+        _, told = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert told.splitlines()[-1] == ("lockstep: interrupted: the same command again does the rest")
+    assert 0 < len(read(output)) < 300
