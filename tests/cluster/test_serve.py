@@ -144,7 +144,10 @@ def test_a_frontend_that_dies_is_started_again(llama: Path) -> None:
 
 
 def test_sigterm_lets_running_requests_finish(llama: Path) -> None:
-    with draining(llama, "--frontends=2", max_tokens=500) as (server, calls):
+    with draining(llama, "--frontends=2", "--drain-timeout-s=100", max_tokens=500) as (
+        server,
+        calls,
+    ):
         for call in calls:
             *_, last = call
             assert last.finish_reason == LENGTH
