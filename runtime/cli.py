@@ -11,6 +11,7 @@ from runtime.commands.generate import generate
 from runtime.commands.hash_key import hash_key
 from runtime.commands.models import models
 from runtime.commands.serve import serve
+from runtime.commands.top import top
 from runtime.errors import ConfigError, LockstepError
 from runtime.interrupts import interruptible
 
@@ -24,7 +25,7 @@ def cli() -> None:
     """Lockstep serves large language models."""
 
 
-for command in (serve, frontend, generate, batch, models, certs, hash_key):
+for command in (serve, frontend, generate, batch, models, certs, hash_key, top):
     cli.add_command(command)
 
 

@@ -209,7 +209,8 @@ class StepSummary:
     total_s: float
 
 
-class RankSummary(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class RankSummary:
     """Where the time of a rank's last step went."""
 
     rank: int

@@ -29,7 +29,7 @@ def encode_stats(stats: EngineStats) -> common_pb2.EngineStats:
             **{name: _encode_histogram(getattr(stats.step_s, name)) for name in PARTS}
         ),
         last_step=None if last is None else common_pb2.StepSummary(**asdict(last)),
-        ranks=[common_pb2.RankSummary(**each._asdict()) for each in stats.ranks],
+        ranks=[common_pb2.RankSummary(**asdict(each)) for each in stats.ranks],
     )
 
 

@@ -151,9 +151,8 @@ function showBar(root, name, parts, write) {
 function showRanks(body, ranks) {
   body.replaceChildren(...ranks.map((each) => {
     const row = document.createElement("tr");
-    // RankSummary is a tuple: rank, prepare_s, forward_s, sample_s.
-    const [rank, ...times] = each;
-    row.append(withText("td", rank), ...times.map((time) => withText("td", seconds(time))));
+    const times = [each.prepare_s, each.forward_s, each.sample_s];
+    row.append(withText("td", each.rank), ...times.map((time) => withText("td", seconds(time))));
     return row;
   }));
 }
