@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -21,6 +23,7 @@ pytestmark = pytest.mark.wire
 
 TOKEN = "engine-token"
 LONG = 400
+NUM_FREE_STEPS = 20
 ASKS: list[dict[str, Any]] = [
     {"n": 1},
     {"n": 3, "seed": 7},
@@ -34,12 +37,14 @@ class Engines:
     """Two engines of the same model, and a client of their frontend."""
 
     def __init__(self, folder: Path) -> None:
+        self.released = Event()  # until then an engine makes no more than a few steps
         self.engines: list[Engine] = []
         self.servers: list[EngineServer] = []
         for _ in range(2):
-            engine, _ = make_engine(
+            engine, executor = make_engine(
                 path=str(folder), num_blocks=4000, model={"fingerprint": "same"}
             )
+            hold(executor, self.released)
             engine.start()
             server = EngineServer(engine, TOKEN)
             server.start()
@@ -47,6 +52,7 @@ class Engines:
             self.servers.append(server)
 
     def stop(self) -> None:
+        self.released.set()
         for engine, server in zip(self.engines, self.servers, strict=True):
             server.stop(grace_s=5)
             engine.stop()
@@ -59,6 +65,17 @@ class Engines:
             if engine.stats().num_running + engine.stats().num_waiting
         ]
         return found
+
+
+def hold(executor: Any, released: Event) -> None:
+    execute, steps = executor.execute, count(1)
+
+    def execute_when_released(*arguments: Any) -> Any:
+        if next(steps) > NUM_FREE_STEPS:
+            assert released.wait(TIMEOUT_S)
+        return execute(*arguments)
+
+    executor.execute = execute_when_released
 
 
 @contextmanager
@@ -95,12 +112,14 @@ def gather(responses: list[inference_pb2.GenerateResponse]) -> dict[str, Any]:
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ",".join(ask))
 def test_a_request_goes_on_when_its_engine_is_lost(folder: Path, ask: dict[str, Any]) -> None:
     options = {"token_ids": [3, 4, 5], "max_tokens": LONG, "ignore_eos": True, "seed": 1} | ask
-    with two_engines(folder) as (_, client):
+    with two_engines(folder) as (engines, client):
+        engines.released.set()
         undisturbed = gather(list(client.generate(**options)))
     with two_engines(folder) as (engines, client):
         call = client.generate(**options)
-        responses = [next(call) for _ in range(5)]
+        responses = [next(call)]
         engines.servers[engines.busy()].stop(grace_s=0)
+        engines.released.set()
         responses += call
     assert gather(responses) == undisturbed
     assert sum(bool(each.prompt_token_ids) for each in responses) == 1
@@ -108,12 +127,14 @@ def test_a_request_goes_on_when_its_engine_is_lost(folder: Path, ask: dict[str, 
 
 def test_a_client_resumes_a_stream_elsewhere(folder: Path) -> None:
     options = {"max_tokens": 40, "ignore_eos": True, "n": 2, "logprobs": 1, "seed": 9}
-    with two_engines(folder) as (_, client):
+    with two_engines(folder) as (engines, client):
+        engines.released.set()
         responses = list(client.generate(token_ids=[3, 4, 5], **options))
     undisturbed = gather(responses)
     for num_received in (1, 7, len(responses) // 2, len(responses) - 1):
         received = responses[:num_received]
-        with two_engines(folder) as (_, client):
+        with two_engines(folder) as (engines, client):
+            engines.released.set()
             rest = list(resumed(client, received, **options))
         assert gather(received + rest) == undisturbed, num_received
 
