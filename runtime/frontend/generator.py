@@ -28,7 +28,7 @@ MAX_CACHE_SALT_BYTES = 256
 
 
 class Outputs(Protocol):
-    """What engines bring for one request; ends as `engine_client.Generation` does."""
+    """What engines bring for one request; ends as `generation.Generation` does."""
 
     async def __anext__(self) -> RequestOutput: ...
 
@@ -173,7 +173,7 @@ class NoOutputs:
 class TextStream:
     """One request's choices as text and tokens, as they come. Close it in the end.
 
-    Iterating raises what `engine_client.Generation` does.
+    Iterating raises what `generation.Generation` does.
     """
 
     def __init__(
