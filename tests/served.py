@@ -1,6 +1,7 @@
 """Engines over the oracle: stepped by hand, or started and served to clients of the public API."""
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 2000
 FIRST_CHAR = 0x4E00
+UNHURRIED_STEP_S = 0.005
 
 
 class ScoringOracle(OracleExecutor):
@@ -41,6 +43,16 @@ class ScoringOracle(OracleExecutor):
             if count >= 0:
                 result.logprobs[row] = logprobs_of(result.token_ids[row], count)
         return result
+
+
+class UnhurriedOracle(ScoringOracle):
+    """Takes as long for a step as a small model does: what is to be cut short isn't over before."""
+
+    def execute(
+        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
+    ) -> StepResult:
+        time.sleep(UNHURRIED_STEP_S)
+        return super().execute(plan, make_masks)
 
 
 def logprobs_of(token: int, count: int) -> TokenLogprobs:

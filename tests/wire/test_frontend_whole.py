@@ -15,10 +15,10 @@ from tests.frontend import API_KEY, RunningFrontend, make_model
 from tests.scheduling import (
     EOS,
     VOCAB_SIZE,
-    OracleExecutor,
     make_scheduler,
     oracle_continuation,
 )
+from tests.served import UnhurriedOracle
 
 pytestmark = pytest.mark.wire
 
@@ -38,7 +38,7 @@ def engine(tmp_path) -> Iterator[Engine]:
         model=model,
         scheduler=scheduler,
         compiler=NoCompiler("a test has no tokenizer"),
-        executor=OracleExecutor(scheduler.cache.layout),
+        executor=UnhurriedOracle(scheduler.cache.layout),
     )
     engine.start()
     yield engine

@@ -11,7 +11,7 @@ import pytest
 
 from runtime.engine import Engine
 from tests.openai import CHAT, COMPLETIONS, TIMEOUT_S, RunningApp, complete, http_client
-from tests.served import make_engine, text_of, write_characters
+from tests.served import UnhurriedOracle, make_engine, text_of, write_characters
 
 pytestmark = pytest.mark.wire
 
@@ -22,7 +22,7 @@ TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = write_characters(tmp_path_factory.mktemp("model"))
-    engine, _ = make_engine(path=str(folder), num_blocks=1024)
+    engine, _ = make_engine(UnhurriedOracle, path=str(folder), num_blocks=1024)
     engine.start()
     yield engine
     engine.stop()

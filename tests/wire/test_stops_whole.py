@@ -13,7 +13,14 @@ from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams, fork_seed
 from tests.frontend import Client
 from tests.scheduling import oracle_continuation
-from tests.served import logprobs_of, make_engine, serving, text_of, write_characters
+from tests.served import (
+    UnhurriedOracle,
+    logprobs_of,
+    make_engine,
+    serving,
+    text_of,
+    write_characters,
+)
 
 pytestmark = pytest.mark.wire
 
@@ -31,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def engine(folder: Path) -> Iterator[Engine]:
-    engine, _ = make_engine(path=str(folder), num_blocks=1024)
+    engine, _ = make_engine(UnhurriedOracle, path=str(folder), num_blocks=1024)
     engine.start()
     yield engine
     engine.stop()
