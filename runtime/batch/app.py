@@ -18,16 +18,12 @@ from runtime.config import EngineConfig
 from runtime.driver import running_engine
 from runtime.engine_service import EngineServer
 from runtime.errors import ConfigError, UnavailableError
-from runtime.frontend.chat import ChatTemplate
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
-from runtime.frontend.generator import Generator, Limits
 from runtime.frontend.metrics import FrontendMetrics
 from runtime.frontend.observer import Observer
-from runtime.frontend.openai.parsing import ParserChoice
 from runtime.frontend.openai.service import Caller, OpenAIService
-from runtime.frontend.prompts import PromptReader
-from runtime.frontend.text import Tokenizer
+from runtime.frontend.texts import open_texts
 from runtime.frontend.tracing import NoTracing
 from runtime.frontend_config import FrontendConfig
 from runtime.interrupts import until_signal
@@ -103,28 +99,6 @@ async def _service(config: FrontendConfig, server: EngineServer) -> AsyncIterato
             resume_timeout_s=0,
         )
         stack.push_async_callback(pool.close)
-        folder = pool.model.path
-        override = None if config.chat_template is None else Path(config.chat_template)
-        template = await asyncio.to_thread(
-            partial(ChatTemplate.load, folder, override, max_bytes=config.max_prompt_bytes)
-        )
-        if template is not None:
-            stack.push_async_callback(asyncio.to_thread, template.close)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder)
-        prompts = PromptReader(
-            pool.model,
-            tokenizer,
-            template,
-            max_prompt_bytes=config.max_prompt_bytes,
-            chat_template_timeout_s=config.chat_template_timeout_s,
-        )
-        limits = Limits(
-            max_prompt_tokens=config.max_prompt_tokens,
-            max_n=config.max_n,
-            max_logprobs=config.max_logprobs,
-        )
-        yield OpenAIService(
-            Generator(pool, prompts, limits),
-            Observer(FrontendMetrics(), NoTracing(), model=pool.model.name),
-            ParserChoice(template, tools=config.tool_parser, reasoning=config.reasoning_parser),
-        )
+        texts = await stack.enter_async_context(open_texts(config, pool))
+        observer = Observer(FrontendMetrics(), NoTracing(), model=pool.model.name)
+        yield OpenAIService(texts.generator, observer, texts.parsers)

@@ -3,19 +3,16 @@
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, closing
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from protos.auth import KeyRing
 from runtime.credentials import cluster_channel_credentials
 from runtime.errors import UnavailableError
-from runtime.frontend.chat import ChatTemplate
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
-from runtime.frontend.generator import Generator, Limits
 from runtime.frontend.grpc_server import GrpcServer
 from runtime.frontend.grpc_service import InferenceService
 from runtime.frontend.http_server import HttpServer, bind
@@ -23,13 +20,11 @@ from runtime.frontend.keys import make_key_ring
 from runtime.frontend.metrics import FrontendMetrics
 from runtime.frontend.observer import Observer
 from runtime.frontend.openai.app import OPEN_PATHS, make_app
-from runtime.frontend.openai.parsing import ParserChoice
 from runtime.frontend.openai.routes import Operations
 from runtime.frontend.openai.service import OpenAIService
 from runtime.frontend.pages import pages
-from runtime.frontend.prompts import PromptReader
 from runtime.frontend.request_slots import RequestSlots
-from runtime.frontend.text import Tokenizer
+from runtime.frontend.texts import Texts, open_texts
 from runtime.frontend.tracing import open_tracing
 from runtime.frontend_config import FrontendConfig
 
@@ -87,10 +82,9 @@ async def run_frontend(
         )
         stack.push_async_callback(pool.close)
         stack.push_async_callback(server.set_not_serving)
-        template = await stack.enter_async_context(_chat_template(config, pool.model.path))
-        prompts = await _prompt_reader(config, pool, template)
+        texts = await stack.enter_async_context(open_texts(config, pool))
         observer = Observer(metrics, tracing, model=pool.model.name)
-        frontend = _Frontend(config, pool, prompts, template, observer, draining)
+        frontend = _Frontend(config, pool, texts, observer, draining)
         http = frontend.http_server(bound, keys, grpc_port=server.port)
         # Before the ports are closed: its clients hear that the engine is gone.
         stack.push_async_callback(http.stop, STOP_GRACE_S)
@@ -111,27 +105,20 @@ class _Frontend:
         self,
         config: FrontendConfig,
         pool: EnginePool,
-        prompts: PromptReader,
-        template: ChatTemplate | None,
+        texts: Texts,
         observer: Observer,
         draining: asyncio.Event,
     ) -> None:
         self._config = config
         self._pool = pool
-        self._template = template
+        self._texts = texts
         self._observer = observer
         self._draining = draining
         self._slots = RequestSlots(config.max_requests_per_key)
-        limits = Limits(
-            max_prompt_tokens=config.max_prompt_tokens,
-            max_n=config.max_n,
-            max_logprobs=config.max_logprobs,
-        )
-        self._generator = Generator(pool, prompts, limits)
 
     def grpc_service(self, keys: KeyRing) -> InferenceService:
         return InferenceService(
-            self._generator,
+            self._texts.generator,
             self._pool,
             keys,
             self._observer,
@@ -142,13 +129,9 @@ class _Frontend:
 
     def http_server(self, bound: socket.socket, keys: KeyRing, *, grpc_port: int) -> HttpServer:
         service = OpenAIService(
-            self._generator,
+            self._texts.generator,
             self._observer,
-            ParserChoice(
-                self._template,
-                tools=self._config.tool_parser,
-                reasoning=self._config.reasoning_parser,
-            ),
+            self._texts.parsers,
             why_not_ready=self.why_not_ready,
             take_slot=self._slots.take,
         )
@@ -200,33 +183,3 @@ class _Frontend:
         except UnavailableError:  # the frontend's own numbers are there all the same
             stats = {}
         return self._observer.metrics.render(stats, self._pool.model)
-
-
-async def _prompt_reader(
-    config: FrontendConfig, pool: EnginePool, template: ChatTemplate | None
-) -> PromptReader:
-    tokenizer = await asyncio.to_thread(Tokenizer.load, pool.model.path)
-    if tokenizer is None:
-        logger.warning(
-            "%s has no tokenizer.json: prompts must be token ids, outputs carry no text",
-            pool.model.path,
-        )
-    return PromptReader(
-        pool.model,
-        tokenizer,
-        template,
-        max_prompt_bytes=config.max_prompt_bytes,
-        chat_template_timeout_s=config.chat_template_timeout_s,
-    )
-
-
-@asynccontextmanager
-async def _chat_template(config: FrontendConfig, folder: str) -> AsyncIterator[ChatTemplate | None]:
-    override = None if config.chat_template is None else Path(config.chat_template)
-    load = partial(ChatTemplate.load, folder, override, max_bytes=config.max_prompt_bytes)
-    template = await asyncio.to_thread(load)
-    try:
-        yield template
-    finally:
-        if template is not None:
-            await asyncio.to_thread(template.close)
