@@ -1,21 +1,28 @@
 """`lockstep top`: what engines do, live in the terminal, from a frontend's /stats."""
 
+import http.client
 import json
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from runtime.config import require_key
 from runtime.errors import ConfigError, UnavailableError
 from runtime.interrupts import Interrupted
+from runtime.request import EngineStats
 
 TIMEOUT_S = 5.0
+MAX_BYTES = 16 << 20
+SCHEMES = ("http://", "https://")
 PARTS = ("schedule", "encode", "wire", "forward", "sample", "publish", "total")
 MS_PER_S = 1000
 
@@ -23,19 +30,35 @@ Stats = Mapping[str, Any]  # as in /stats
 
 
 def fetch(url: str, api_key: str | None) -> Stats:
-    """What a server tells. Raises ConfigError: the key isn't one. Raises UnavailableError."""
+    """What a server tells.
+
+    Raises ConfigError: the key isn't one, or `url` is none of a server of ours. Raises
+    UnavailableError: nobody answers there now.
+    """
+    if not url.lower().startswith(SCHEMES):
+        raise ConfigError(f"url={url!r} must begin with {' or '.join(SCHEMES)}")
+    if api_key is not None:
+        require_key("api_key", api_key)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         request = urllib.request.Request(f"{url.rstrip('/')}/stats", headers=headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            found: Stats = json.load(response)
+            content = response.read(MAX_BYTES)
+            if response.length:  # are left: it was cut, or is none of ours
+                raise http.client.IncompleteRead(content, response.length)
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise ConfigError(f"{url} takes no such key: set --api-key") from error
         raise UnavailableError(f"{url} answers with status {error.code}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, http.client.IncompleteRead) as error:
         raise UnavailableError(f"{url} can't be reached: {error}") from error
-    return found
+    except (ValueError, http.client.InvalidURL) as error:
+        raise ConfigError(f"url={url!r} is no URL of a server: {error}") from error
+    except http.client.HTTPException as error:
+        raise ConfigError(
+            f"{url} doesn't speak HTTP: give the server's HTTP port, with https:// if it has TLS"
+        ) from error
+    return _read(url, content)
 
 
 def render(now: Stats, before: Stats | None, seconds: float) -> RenderableType:
@@ -52,7 +75,8 @@ def render(now: Stats, before: Stats | None, seconds: float) -> RenderableType:
 def show(url: str, api_key: str | None, *, interval_s: float, once: bool) -> None:
     """Until interrupted, or once. A server that is lost is waited for.
 
-    Raises ConfigError: the key isn't one. Raises UnavailableError: with `once`, nobody answers.
+    Raises ConfigError: the key isn't one, or no server of ours answers. Raises UnavailableError:
+    with `once`, nobody answers.
     """
     console = Console()
     if once:
@@ -75,6 +99,24 @@ def show(url: str, api_key: str | None, *, interval_s: float, once: bool) -> Non
                 time.sleep(interval_s)
     except Interrupted:  # the good end of it
         return
+
+
+@cache
+def _engines() -> TypeAdapter[dict[str, EngineStats]]:
+    return TypeAdapter(dict[str, EngineStats])
+
+
+def _read(url: str, content: bytes) -> Stats:
+    try:
+        found: Stats = json.loads(content)
+        _engines().validate_python(found["engines"])
+        str(found["model"]["name"])
+    except (ValueError, RecursionError, LookupError, TypeError, ValidationError) as error:
+        raise ConfigError(
+            f"{url} answers something else than what a server of this version tells: give the "
+            "HTTP port of one"
+        ) from error
+    return found
 
 
 def _engine(title: str, now: Stats, before: Stats | None, seconds: float) -> Table:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.batch.ledger import Ledger
+from runtime.batch.lines import read_lines
 from runtime.batch.results import ResultFile
 from runtime.batch.run import Answer, BatchOptions, BatchRun, Tally
 
@@ -17,6 +18,11 @@ URL = "/v1/completions"
 def line(custom_id: object, **changes: Any) -> str:
     fields = {"custom_id": custom_id, "method": "POST", "url": URL, "body": {"prompt": "hi"}}
     return json.dumps(fields | changes)
+
+
+def number_of(result: Any) -> int:
+    """The line of the input that a result is of."""
+    return int(result["id"].split("_")[2])
 
 
 def write(path: Path, lines: Sequence[str]) -> Path:
@@ -57,9 +63,10 @@ def run(folder: Path, answer: Answer = echo, *, max_concurrency: int = 4) -> Tal
 
     with (
         Ledger() as ledger,
-        ResultFile(folder / "output.jsonl") as output,
-        ResultFile(folder / "errors.jsonl") as errors,
+        ResultFile(folder / "output.jsonl", option="output") as output,
+        ResultFile(folder / "errors.jsonl", option="errors") as errors,
     ):
         output.recover(ledger)
         errors.recover(ledger)
+        ledger.match(read_lines(folder / "input.jsonl", MAX_BYTES))
         return asyncio.run(work())

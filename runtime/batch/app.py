@@ -10,19 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from runtime.batch.ledger import Ledger
-from runtime.batch.lines import count_lines
+from runtime.batch.lines import check_input, read_lines
 from runtime.batch.progress import BatchProgress
 from runtime.batch.results import ResultFile
-from runtime.batch.run import BatchOptions, BatchRun, Tally
+from runtime.batch.run import Answer, BatchOptions, BatchRun, Tally
 from runtime.config import EngineConfig
 from runtime.driver import running_engine
 from runtime.engine_service import EngineServer
 from runtime.errors import ConfigError, UnavailableError
+from runtime.frontend.chat_files import read_templates
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
 from runtime.frontend.metrics import FrontendMetrics
 from runtime.frontend.observer import Observer
-from runtime.frontend.openai.service import Caller, OpenAIService
+from runtime.frontend.openai.service import CHAT_COMPLETIONS, Caller, OpenAIService
 from runtime.frontend.texts import open_texts
 from runtime.frontend.tracing import NoTracing
 from runtime.frontend_config import FrontendConfig
@@ -53,14 +54,15 @@ def run_batch(
             f"input={str(input_path)!r}, output={str(output_path)!r} and "
             f"errors={str(errors_path)!r} must be three files"
         )
-    total = count_lines(input_path, config.max_body_bytes)
+    check_input(input_path)
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger())
-        output = stack.enter_context(ResultFile(output_path))
-        errors = stack.enter_context(ResultFile(errors_path))
+        output = stack.enter_context(ResultFile(output_path, option="output"))
+        errors = stack.enter_context(ResultFile(errors_path, option="errors"))
         # All are read before a minute is spent on a model.
         output.recover(ledger)
         errors.recover(ledger)
+        total = ledger.match(read_lines(input_path, config.max_body_bytes))
         engine = stack.enter_context(running_engine(engine_config, quiet=quiet))
         server = EngineServer(engine, secrets.token_urlsafe())
         server.start()
@@ -69,16 +71,12 @@ def run_batch(
         tallies: list[Tally] = []
 
         async def work() -> None:
-            async with _service(config, server) as service:
+            async with _answering(config, server) as answer:
                 options = BatchOptions(
                     model=engine.model.name,
                     max_body_bytes=config.max_body_bytes,
                     max_concurrency=max_concurrency,
                 )
-
-                async def answer(url: str, body: bytes, request_id: str) -> dict[str, Any]:
-                    return dict(await service.answer(url, body, Caller(request_id=request_id)))
-
                 run = BatchRun(
                     answer, options, ledger=ledger, output=output, errors=errors, progress=progress
                 )
@@ -91,7 +89,7 @@ def run_batch(
 
 
 @asynccontextmanager
-async def _service(config: FrontendConfig, server: EngineServer) -> AsyncIterator[OpenAIService]:
+async def _answering(config: FrontendConfig, server: EngineServer) -> AsyncIterator[Answer]:
     async with AsyncExitStack() as stack:
         pool = await EnginePool.connect(
             [f"127.0.0.1:{server.port}"],
@@ -101,4 +99,19 @@ async def _service(config: FrontendConfig, server: EngineServer) -> AsyncIterato
         stack.push_async_callback(pool.close)
         texts = await stack.enter_async_context(open_texts(config, pool))
         observer = Observer(FrontendMetrics(), NoTracing(), model=pool.model.name)
-        yield OpenAIService(texts.generator, observer, texts.parsers)
+        service = OpenAIService(texts.generator, observer, texts.parsers)
+        model = pool.model
+        has_template = config.chat_template is not None or bool(
+            await asyncio.to_thread(read_templates, Path(model.path))
+        )
+
+        async def answer(url: str, body: bytes, request_id: str) -> dict[str, Any]:
+            if url == CHAT_COMPLETIONS and not has_template:
+                # Told of each line, it would be an error that no rerun tries again.
+                raise ConfigError(
+                    f"model {model.name} has no chat template, and the input has chats: add "
+                    "--chat-template FILE to the same command"
+                )
+            return dict(await service.answer(url, body, Caller(request_id=request_id)))
+
+        yield answer

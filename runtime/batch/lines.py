@@ -1,6 +1,8 @@
 """Reads a file of requests line by line, none longer than a limit."""
 
+import hashlib
 import json
+import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -9,13 +11,20 @@ from runtime.errors import ConfigError, InvalidRequestError
 
 CHUNK_BYTES = 1 << 20
 MAX_ID_CHARACTERS = 512
+DIGEST_CHARACTERS = 12
 
 
 class RawLine(NamedTuple):
     """A line that isn't blank."""
 
     number: int  # from 1, blank ones counted
-    content: bytes | None  # None where it is too long
+    content: bytes  # the first of it where it is too long
+    is_too_long: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Another where the line is changed."""
+        return hashlib.sha256(self.content.strip()).hexdigest()[:DIGEST_CHARACTERS]
 
 
 class BatchRequest(NamedTuple):
@@ -26,8 +35,22 @@ class BatchRequest(NamedTuple):
     body: Mapping[str, Any]
 
 
+def check_input(path: Path) -> None:
+    """Raises ConfigError: it is no regular file."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise _cannot_read(path, error) from error
+    if not stat.S_ISREG(mode):
+        raise ConfigError(
+            f"input={str(path)!r} must be a regular file, as it is read twice: "
+            "write the requests to one first"
+        )
+
+
 def read_lines(path: Path, max_bytes: int) -> Iterator[RawLine]:
-    """Raises ConfigError: the file can't be read."""
+    """Raises ConfigError: the file can't be read, or is no regular one."""
+    check_input(path)
     try:
         with path.open("rb") as file:
             number = 0
@@ -35,21 +58,16 @@ def read_lines(path: Path, max_bytes: int) -> Iterator[RawLine]:
                 number += 1
                 if len(content) > max_bytes and not content.endswith(b"\n"):
                     _skip_rest(file)
-                    yield RawLine(number, None)
+                    yield RawLine(number, content, is_too_long=True)
                 elif content.strip():
                     yield RawLine(number, content)
     except OSError as error:
-        raise ConfigError(f"input={str(path)!r} can't be read: {error.strerror}") from error
-
-
-def count_lines(path: Path, max_bytes: int) -> int:
-    """Those that `read_lines` gives. Raises ConfigError: the file can't be read."""
-    return sum(1 for _ in read_lines(path, max_bytes))
+        raise _cannot_read(path, error) from error
 
 
 def parse(line: RawLine, max_bytes: int) -> dict[str, Any]:
     """The line's object. Raises InvalidRequestError: it is none, or too long."""
-    if line.content is None:
+    if line.is_too_long:
         raise InvalidRequestError(f"the line is longer than max_body_bytes={max_bytes}")
     try:
         fields = json.loads(line.content)
@@ -80,6 +98,10 @@ def check(custom_id: str, fields: Mapping[str, Any]) -> BatchRequest:
     if not isinstance(body, dict):
         raise InvalidRequestError("body must be a JSON object")
     return BatchRequest(custom_id, url, body)
+
+
+def _cannot_read(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"input={str(path)!r} can't be read: {error.strerror}")
 
 
 def _skip_rest(file: BinaryIO) -> None:

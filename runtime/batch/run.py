@@ -13,6 +13,7 @@ from runtime.batch.lines import RawLine, check, custom_id_of, parse, read_lines
 from runtime.batch.results import ResultFile, result_id
 from runtime.errors import (
     CapacityError,
+    ConfigError,
     DeadlineError,
     InvalidRequestError,
     LockstepError,
@@ -77,7 +78,8 @@ class BatchRun:
     async def run(self, path: Path) -> Tally:
         """Ends early where the engine is gone: the tally has the reason.
 
-        Raises ConfigError: files can't be used, or the results are another input's.
+        Raises ConfigError: files can't be used, the results are another input's, or requests can't
+        be answered as the operator has set things up; what is done is in the files.
         """
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -103,54 +105,61 @@ class BatchRun:
                 )
             request = check(custom_id, fields)
         except InvalidRequestError as error:
-            if not self._is_done(line.number, custom_id):
-                self._refuse(line.number, custom_id, error)
+            if not self._is_done(line, custom_id):
+                self._refuse(line, custom_id, error)
             return
-        if self._is_done(line.number, custom_id):
+        if self._is_done(line, custom_id):
             return
         body = json.dumps({"model": self._options.model, **request.body}).encode()
         await self._window.acquire()
-        task = tasks.create_task(self._run_one(line.number, custom_id, request.url, body))
+        task = tasks.create_task(self._run_one(line, custom_id, request.url, body))
         task.add_done_callback(lambda _: self._window.release())
 
-    def _is_done(self, line: int, custom_id: str | None) -> bool:
+    def _is_done(self, line: RawLine, custom_id: str | None) -> bool:
         if not self._ledger.is_finished(line, custom_id):
             return False
         self.tally.num_before += 1
         self._progress.line(0)
         return True
 
-    async def _run_one(self, line: int, custom_id: str, url: str, body: bytes) -> None:
+    async def _run_one(self, line: RawLine, custom_id: str, url: str, body: bytes) -> None:
         request_id = uuid.uuid4().hex
         try:
             answer = await self._answer(url, body, request_id)
+            self._output.write(
+                {
+                    "id": result_id(line),
+                    "custom_id": custom_id,
+                    "response": {"status_code": 200, "request_id": request_id, "body": answer},
+                    "error": None,
+                }
+            )
         except PASSING as error:
             self.tally.num_left += 1
             self.tally.reason = error
             return
+        except ConfigError:
+            # No fault of the line: it is to be answered once the operator has mended it.
+            raise
         except LockstepError as error:
             self._refuse(line, custom_id, error, request_id)
             return
-        self._output.write(
-            {
-                "id": result_id(line),
-                "custom_id": custom_id,
-                "response": {"status_code": 200, "request_id": request_id, "body": answer},
-                "error": None,
-            }
-        )
         self.tally.num_answered += 1
         self._progress.line(answer["usage"]["completion_tokens"])
 
     def _refuse(
-        self, line: int, custom_id: str | None, error: LockstepError, request_id: str | None = None
+        self,
+        line: RawLine,
+        custom_id: str | None,
+        error: LockstepError,
+        request_id: str | None = None,
     ) -> None:
         kind = kind_of(error)
         body = body_of(error, ())
         self._errors.write(
             {
                 "id": result_id(line),
-                "line": line,
+                "line": line.number,
                 "custom_id": custom_id,
                 "response": {"status_code": kind.status, "request_id": request_id, "body": body},
                 "error": {"code": body["error"]["code"] or kind.type, "message": str(error)},

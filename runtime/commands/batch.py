@@ -45,7 +45,7 @@ def batch(
     INPUT and OUTPUT are in the format of OpenAI's batch API, with a JSON object on each line:
     custom_id, method, url (/v1/chat/completions or /v1/completions) and body. Lines that can't be
     answered go to the errors file, with their number. Whatever ends it, the same command again does
-    the rest; lines in the errors file are done, too.
+    the rest; lines in the errors file are done, too: without that file, they are tried again.
     """
     from runtime.batch.app import run_batch
 
@@ -63,10 +63,14 @@ def batch(
     )
     told = f"{tally.num_answered} answered, {tally.num_before} were done before"
     if tally.num_errors:
-        told += f", {tally.num_errors} errors: see {errors}"
+        told += f", {_count(tally.num_errors, 'error')}: see {errors}"
     click.echo(f"lockstep: {told}", err=True)
     if tally.reason is not None:
         raise UnavailableError(
-            f"{tally.num_left} requests failed ({tally.reason}): "
+            f"{_count(tally.num_left, 'request')} failed ({tally.reason}): "
             "the same command again does the rest"
         )
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.batches import line, read, run, write
+from tests.batches import line, number_of, read, run, write
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -52,9 +52,38 @@ def test_every_line_is_answered_once_whenever_it_is_killed(tmp_path: Path) -> No
                 num_killed += 1
     run(tmp_path)
     results = read(tmp_path / "output.jsonl") + read(tmp_path / "errors.jsonl")
-    numbers = sorted(int(each["id"].removeprefix("batch_req_")) for each in results)
+    numbers = sorted(number_of(each) for each in results)
     assert numbers == list(range(1, NUM_LINES + 1))
     assert num_killed > NUM_KILLS // 2
+
+
+NUM_LINES_OF_A_BIG_FILE = 1_000_000
+MAX_GROWTH_KIB = 30 << 10
+BIG = """
+import sys
+from pathlib import Path
+from tests.batches import run
+
+def kib(name):
+    with open("/proc/self/status") as file:
+        return next(int(each.split()[1]) for each in file if each.startswith(name))
+
+before = kib("VmRSS")
+tally = run(Path(sys.argv[1]))
+print(tally.num_before, tally.num_answered, kib("VmHWM") - before)
+"""
+
+
+@pytest.mark.nightly
+def test_memory_is_bounded_at_any_file_size(tmp_path: Path) -> None:
+    with (tmp_path / "input.jsonl").open("w") as file:
+        file.writelines(f"{line(f'id-{number}')}\n" for number in range(NUM_LINES_OF_A_BIG_FILE))
+    for num_before in (0, NUM_LINES_OF_A_BIG_FILE):
+        command = [sys.executable, "-c", BIG, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+        before, answered, growth_kib = map(int, done.stdout.split())
+        assert (before, answered) == (num_before, NUM_LINES_OF_A_BIG_FILE - num_before)
+        assert growth_kib < MAX_GROWTH_KIB
 
 
 def lockstep_batch(model: Path, folder: Path) -> Sequence[str]:

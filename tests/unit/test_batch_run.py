@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.batch.results import ResultFile
 from runtime.errors import CapacityError, ConfigError, InvalidRequestError, UnavailableError
-from tests.batches import MAX_BYTES, echo, line, read, run, write
+from tests.batches import MAX_BYTES, echo, line, number_of, read, run, write
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +17,7 @@ def test_answers_are_in_openais_form(tmp_path: Path) -> None:
     write(tmp_path / "input.jsonl", [line("a"), "", line("b", body={"model": "other"})])
     tally = run(tmp_path)
     first, second = sorted(read(tmp_path / "output.jsonl"), key=lambda each: each["custom_id"])
-    assert (first["id"], second["id"]) == ("batch_req_1", "batch_req_3")
+    assert [number_of(first), number_of(second)] == [1, 3]
     assert first["error"] is None
     assert first["response"]["status_code"] == 200
     assert first["response"]["request_id"]
@@ -115,43 +114,16 @@ def test_only_so_many_run_at_once(tmp_path: Path) -> None:
     assert most == 3
 
 
-def test_an_output_cut_at_any_byte_is_completed(tmp_path: Path) -> None:
-    ids = ["a", "b", "c"]
-    write(tmp_path / "input.jsonl", [line(each) for each in ids])
-    run(tmp_path, max_concurrency=1)
-    whole = (tmp_path / "output.jsonl").read_bytes()
-    for end in range(0, len(whole), 7):
-        (tmp_path / "output.jsonl").write_bytes(whole[:end])
-        run(tmp_path)
-        assert sorted(each["custom_id"] for each in read(tmp_path / "output.jsonl")) == ids
+def test_what_the_operator_must_mend_ends_the_run_and_is_no_error_of_a_line(tmp_path: Path) -> None:
+    async def answer(url: str, body: bytes, request_id: str) -> dict[str, Any]:
+        if json.loads(body)["prompt"] == "bad":
+            raise ConfigError("the chat template can't be read")
+        return await echo(url, body, request_id)
 
-
-def test_another_inputs_output_is_refused(tmp_path: Path) -> None:
-    write(tmp_path / "input.jsonl", [line("a")])
-    run(tmp_path)
-    write(tmp_path / "input.jsonl", [line("b")])
-    with pytest.raises(ConfigError, match="output belongs to another input: line 1"):
-        run(tmp_path)
-
-
-@pytest.mark.parametrize("content", ["text\n", "{}\n", '{"id": "x", "custom_id": "a"}\n'])
-def test_a_file_of_something_else_is_refused_unchanged(tmp_path: Path, content: str) -> None:
-    write(tmp_path / "input.jsonl", [line("a")])
-    (tmp_path / "output.jsonl").write_text(content)
-    with pytest.raises(ConfigError, match="line 1 isn't a result of a batch"):
-        run(tmp_path)
-    assert (tmp_path / "output.jsonl").read_text() == content
-
-
-def test_two_runs_on_one_output_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "input.jsonl", [line("a")])
-    with (
-        ResultFile(tmp_path / "output.jsonl"),
-        pytest.raises(ConfigError, match="is written by another run"),
-    ):
-        run(tmp_path)
-
-
-def test_a_missing_input_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="can't be read: No such file"):
-        run(tmp_path)
+    lines = [line("a"), line("b", body={"prompt": "bad"}), line("c")]
+    write(tmp_path / "input.jsonl", lines)
+    with pytest.raises(ConfigError, match="the chat template can't be read"):
+        run(tmp_path, answer, max_concurrency=1)
+    assert not read(tmp_path / "errors.jsonl")
+    tally = run(tmp_path)
+    assert (tally.num_before, tally.num_answered) == (1, 2)
