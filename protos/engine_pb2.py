@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import common_pb2 as protos_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x12lockstep.engine.v1\x1a\x13protos/common.proto\"\xb1\x01\n\x0f\x46rontendMessage\x12-\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32\x1e.lockstep.engine.v1.AddRequestH\x00\x12\x31\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32 .lockstep.engine.v1.AbortRequestH\x00\x12\x31\n\x05stats\x18\x03 \x01(\x0b\x32 .lockstep.engine.v1.StatsRequestH\x00\x42\t\n\x07message\"\xb3\x02\n\nAddRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x34\n\x0fsampling_params\x18\x03 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\ntimeout_us\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12/\n\tbad_words\x18\x08 \x03(\x0b\x32\x1c.lockstep.engine.v1.TokenIds\x12\x32\n\x07resumed\x18\t \x03(\x0b\x32!.lockstep.engine.v1.ResumedChoiceB\r\n\x0b_timeout_us\"5\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\thas_ended\x18\x02 \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"@\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_index\"\x0e\n\x0cStatsRequest\"\x96\x02\n\rEngineMessage\x12.\n\x04info\x18\x01 \x01(\x0b\x32\x1e.lockstep.engine.v1.EngineInfoH\x00\x12\x32\n\x07outputs\x18\x02 \x01(\x0b\x32\x1f.lockstep.engine.v1.StepOutputsH\x00\x12)\n\x05stats\x18\x03 \x01(\x0b\x32\x18.lockstep.v1.EngineStatsH\x00\x12\x33\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32!.lockstep.engine.v1.RequestFailedH\x00\x12\x36\n\x08\x64raining\x18\x05 \x01(\x0b\x32\".lockstep.engine.v1.EngineDrainingH\x00\x42\t\n\x07message\"\xeb\x01\n\nEngineInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_path\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\x0f\n\x07tp_size\x18\x07 \x01(\r\x12<\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x08 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\"\x10\n\x0e\x45ngineDraining\"\xa0\x02\n\x0bStepOutputs\x12\x13\n\x0brequest_ids\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66inish_reasons\x18\x04 \x01(\x0c\x12\x0f\n\x07indices\x18\x05 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\x0c\x12.\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1c.lockstep.engine.v1.Logprobs\x12\x35\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1c.lockstep.engine.v1.Logprobs\x12*\n\x06starts\x18\t \x01(\x0b\x32\x1a.lockstep.engine.v1.Starts\"<\n\x06Starts\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x10\n\x08queue_us\x18\x02 \x01(\x0c\x12\x12\n\nprefill_us\x18\x03 \x01(\x0c\"p\n\x08Logprobs\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x10\n\x08num_tops\x18\x03 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"\xaa\x02\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\x04kind\x18\x02 \x01(\x0e\x32&.lockstep.engine.v1.RequestFailed.Kind\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\"\x8d\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_INVALID\x10\x01\x12\x11\n\rKIND_CAPACITY\x10\x02\x12\x14\n\x10KIND_UNAVAILABLE\x10\x03\x12\x11\n\rKIND_INTERNAL\x10\x04\x12\x11\n\rKIND_DEADLINE\x10\x05\x12\x0e\n\nKIND_MODEL\x10\x06\x42\x11\n\x0f_retry_after_ms2_\n\x06\x45ngine\x12U\n\x07\x43onnect\x12#.lockstep.engine.v1.FrontendMessage\x1a!.lockstep.engine.v1.EngineMessage(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/engine.proto\x12\x12lockstep.engine.v1\x1a\x13protos/common.proto\"\xb1\x01\n\x0f\x46rontendMessage\x12-\n\x03\x61\x64\x64\x18\x01 \x01(\x0b\x32\x1e.lockstep.engine.v1.AddRequestH\x00\x12\x31\n\x05\x61\x62ort\x18\x02 \x01(\x0b\x32 .lockstep.engine.v1.AbortRequestH\x00\x12\x31\n\x05stats\x18\x03 \x01(\x0b\x32 .lockstep.engine.v1.StatsRequestH\x00\x42\t\n\x07message\"\xc9\x02\n\nAddRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x34\n\x0fsampling_params\x18\x03 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x12\n\ncache_salt\x18\x04 \x01(\t\x12\x10\n\x08priority\x18\x05 \x01(\x05\x12\x0e\n\x06tenant\x18\x06 \x01(\t\x12\x17\n\ntimeout_us\x18\x07 \x01(\x04H\x00\x88\x01\x01\x12/\n\tbad_words\x18\x08 \x03(\x0b\x32\x1c.lockstep.engine.v1.TokenIds\x12\x32\n\x07resumed\x18\t \x03(\x0b\x32!.lockstep.engine.v1.ResumedChoice\x12\x14\n\x0cwas_accepted\x18\n \x01(\x08\x42\r\n\x0b_timeout_us\"5\n\rResumedChoice\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x11\n\thas_ended\x18\x02 \x01(\x08\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"@\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\x05index\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_index\"\x0e\n\x0cStatsRequest\"\x96\x02\n\rEngineMessage\x12.\n\x04info\x18\x01 \x01(\x0b\x32\x1e.lockstep.engine.v1.EngineInfoH\x00\x12\x32\n\x07outputs\x18\x02 \x01(\x0b\x32\x1f.lockstep.engine.v1.StepOutputsH\x00\x12)\n\x05stats\x18\x03 \x01(\x0b\x32\x18.lockstep.v1.EngineStatsH\x00\x12\x33\n\x06\x66\x61iled\x18\x04 \x01(\x0b\x32!.lockstep.engine.v1.RequestFailedH\x00\x12\x36\n\x08\x64raining\x18\x05 \x01(\x0b\x32\".lockstep.engine.v1.EngineDrainingH\x00\x42\t\n\x07message\"\xeb\x01\n\nEngineInfo\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nmodel_path\x18\x02 \x01(\t\x12\x14\n\x0c\x61rchitecture\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x15\n\rmax_model_len\x18\x05 \x01(\r\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\x0f\n\x07tp_size\x18\x07 \x01(\r\x12<\n\x17\x64\x65\x66\x61ult_sampling_params\x18\x08 \x01(\x0b\x32\x1b.lockstep.v1.SamplingParams\x12\x13\n\x0b\x66ingerprint\x18\t \x01(\t\"\x10\n\x0e\x45ngineDraining\"\xa0\x02\n\x0bStepOutputs\x12\x13\n\x0brequest_ids\x18\x01 \x01(\x0c\x12\x12\n\nnum_tokens\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x16\n\x0e\x66inish_reasons\x18\x04 \x01(\x0c\x12\x0f\n\x07indices\x18\x05 \x01(\x0c\x12\x19\n\x11num_cached_tokens\x18\x06 \x01(\x0c\x12.\n\x08logprobs\x18\x07 \x01(\x0b\x32\x1c.lockstep.engine.v1.Logprobs\x12\x35\n\x0fprompt_logprobs\x18\x08 \x01(\x0b\x32\x1c.lockstep.engine.v1.Logprobs\x12*\n\x06starts\x18\t \x01(\x0b\x32\x1a.lockstep.engine.v1.Starts\"<\n\x06Starts\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x10\n\x08queue_us\x18\x02 \x01(\x0c\x12\x12\n\nprefill_us\x18\x03 \x01(\x0c\"p\n\x08Logprobs\x12\x13\n\x0bnum_entries\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x10\n\x08num_tops\x18\x03 \x01(\x0c\x12\x15\n\rtop_token_ids\x18\x04 \x01(\x0c\x12\x14\n\x0ctop_logprobs\x18\x05 \x01(\x0c\"\xbf\x02\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x34\n\x04kind\x18\x02 \x01(\x0e\x32&.lockstep.engine.v1.RequestFailed.Kind\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x1b\n\x0eretry_after_ms\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x13\n\x0bwas_refused\x18\x05 \x01(\x08\"\x8d\x01\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x10\n\x0cKIND_INVALID\x10\x01\x12\x11\n\rKIND_CAPACITY\x10\x02\x12\x14\n\x10KIND_UNAVAILABLE\x10\x03\x12\x11\n\rKIND_INTERNAL\x10\x04\x12\x11\n\rKIND_DEADLINE\x10\x05\x12\x0e\n\nKIND_MODEL\x10\x06\x42\x11\n\x0f_retry_after_ms2_\n\x06\x45ngine\x12U\n\x07\x43onnect\x12#.lockstep.engine.v1.FrontendMessage\x1a!.lockstep.engine.v1.EngineMessage(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,31 +35,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRONTENDMESSAGE']._serialized_start=65
   _globals['_FRONTENDMESSAGE']._serialized_end=242
   _globals['_ADDREQUEST']._serialized_start=245
-  _globals['_ADDREQUEST']._serialized_end=552
-  _globals['_RESUMEDCHOICE']._serialized_start=554
-  _globals['_RESUMEDCHOICE']._serialized_end=607
-  _globals['_TOKENIDS']._serialized_start=609
-  _globals['_TOKENIDS']._serialized_end=632
-  _globals['_ABORTREQUEST']._serialized_start=634
-  _globals['_ABORTREQUEST']._serialized_end=698
-  _globals['_STATSREQUEST']._serialized_start=700
-  _globals['_STATSREQUEST']._serialized_end=714
-  _globals['_ENGINEMESSAGE']._serialized_start=717
-  _globals['_ENGINEMESSAGE']._serialized_end=995
-  _globals['_ENGINEINFO']._serialized_start=998
-  _globals['_ENGINEINFO']._serialized_end=1233
-  _globals['_ENGINEDRAINING']._serialized_start=1235
-  _globals['_ENGINEDRAINING']._serialized_end=1251
-  _globals['_STEPOUTPUTS']._serialized_start=1254
-  _globals['_STEPOUTPUTS']._serialized_end=1542
-  _globals['_STARTS']._serialized_start=1544
-  _globals['_STARTS']._serialized_end=1604
-  _globals['_LOGPROBS']._serialized_start=1606
-  _globals['_LOGPROBS']._serialized_end=1718
-  _globals['_REQUESTFAILED']._serialized_start=1721
-  _globals['_REQUESTFAILED']._serialized_end=2019
-  _globals['_REQUESTFAILED_KIND']._serialized_start=1859
-  _globals['_REQUESTFAILED_KIND']._serialized_end=2000
-  _globals['_ENGINE']._serialized_start=2021
-  _globals['_ENGINE']._serialized_end=2116
+  _globals['_ADDREQUEST']._serialized_end=574
+  _globals['_RESUMEDCHOICE']._serialized_start=576
+  _globals['_RESUMEDCHOICE']._serialized_end=629
+  _globals['_TOKENIDS']._serialized_start=631
+  _globals['_TOKENIDS']._serialized_end=654
+  _globals['_ABORTREQUEST']._serialized_start=656
+  _globals['_ABORTREQUEST']._serialized_end=720
+  _globals['_STATSREQUEST']._serialized_start=722
+  _globals['_STATSREQUEST']._serialized_end=736
+  _globals['_ENGINEMESSAGE']._serialized_start=739
+  _globals['_ENGINEMESSAGE']._serialized_end=1017
+  _globals['_ENGINEINFO']._serialized_start=1020
+  _globals['_ENGINEINFO']._serialized_end=1255
+  _globals['_ENGINEDRAINING']._serialized_start=1257
+  _globals['_ENGINEDRAINING']._serialized_end=1273
+  _globals['_STEPOUTPUTS']._serialized_start=1276
+  _globals['_STEPOUTPUTS']._serialized_end=1564
+  _globals['_STARTS']._serialized_start=1566
+  _globals['_STARTS']._serialized_end=1626
+  _globals['_LOGPROBS']._serialized_start=1628
+  _globals['_LOGPROBS']._serialized_end=1740
+  _globals['_REQUESTFAILED']._serialized_start=1743
+  _globals['_REQUESTFAILED']._serialized_end=2062
+  _globals['_REQUESTFAILED_KIND']._serialized_start=1902
+  _globals['_REQUESTFAILED_KIND']._serialized_end=2043
+  _globals['_ENGINE']._serialized_start=2064
+  _globals['_ENGINE']._serialized_end=2159
 # @@protoc_insertion_point(module_scope)

@@ -19,7 +19,7 @@ class FrontendMessage(_message.Message):
     def __init__(self, add: _Optional[_Union[AddRequest, _Mapping]] = ..., abort: _Optional[_Union[AbortRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "cache_salt", "priority", "tenant", "timeout_us", "bad_words", "resumed")
+    __slots__ = ("request_id", "prompt_token_ids", "sampling_params", "cache_salt", "priority", "tenant", "timeout_us", "bad_words", "resumed", "was_accepted")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_PARAMS_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class AddRequest(_message.Message):
     TIMEOUT_US_FIELD_NUMBER: _ClassVar[int]
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    WAS_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     prompt_token_ids: bytes
     sampling_params: _common_pb2.SamplingParams
@@ -38,7 +39,8 @@ class AddRequest(_message.Message):
     timeout_us: int
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenIds]
     resumed: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
-    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., timeout_us: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ...) -> None: ...
+    was_accepted: bool
+    def __init__(self, request_id: _Optional[int] = ..., prompt_token_ids: _Optional[bytes] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., tenant: _Optional[str] = ..., timeout_us: _Optional[int] = ..., bad_words: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., resumed: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., was_accepted: _Optional[bool] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("token_ids", "has_ended")
@@ -153,7 +155,7 @@ class Logprobs(_message.Message):
     def __init__(self, num_entries: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., num_tops: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
-    __slots__ = ("request_id", "kind", "message", "retry_after_ms")
+    __slots__ = ("request_id", "kind", "message", "retry_after_ms", "was_refused")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[RequestFailed.Kind]
@@ -174,8 +176,10 @@ class RequestFailed(_message.Message):
     KIND_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    WAS_REFUSED_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     kind: RequestFailed.Kind
     message: str
     retry_after_ms: int
-    def __init__(self, request_id: _Optional[int] = ..., kind: _Optional[_Union[RequestFailed.Kind, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+    was_refused: bool
+    def __init__(self, request_id: _Optional[int] = ..., kind: _Optional[_Union[RequestFailed.Kind, str]] = ..., message: _Optional[str] = ..., retry_after_ms: _Optional[int] = ..., was_refused: _Optional[bool] = ...) -> None: ...

@@ -34,18 +34,20 @@ class GenerateRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., chat: _Optional[_Union[Chat, _Mapping]] = ..., sampling_params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., cache_salt: _Optional[str] = ..., priority: _Optional[int] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("seed", "prompt_token_ids", "model_fingerprint", "outputs", "num_prompt_logprobs")
+    __slots__ = ("seed", "prompt_token_ids", "model_fingerprint", "outputs", "num_prompt_logprobs", "proof")
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     seed: int
     prompt_token_ids: TokenIds
     model_fingerprint: str
     outputs: _containers.RepeatedCompositeFieldContainer[TokenIds]
     num_prompt_logprobs: int
-    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_fingerprint: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., model_fingerprint: _Optional[str] = ..., outputs: _Optional[_Iterable[_Union[TokenIds, _Mapping]]] = ..., num_prompt_logprobs: _Optional[int] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class Chat(_message.Message):
     __slots__ = ("messages", "tools", "template_arguments", "add_generation_prompt", "continue_final_message")
@@ -72,7 +74,7 @@ class ChatMessage(_message.Message):
     def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields: _Optional[str] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "index", "text", "token_ids", "finish_reason", "seed", "usage", "logprobs", "prompt_logprobs", "stop_string", "stop_token_id", "prompt_token_ids", "model_fingerprint")
+    __slots__ = ("request_id", "index", "text", "token_ids", "finish_reason", "seed", "usage", "logprobs", "prompt_logprobs", "stop_string", "stop_token_id", "prompt_token_ids", "model_fingerprint", "resume_proof")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +88,7 @@ class GenerateResponse(_message.Message):
     STOP_TOKEN_ID_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MODEL_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    RESUME_PROOF_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     index: int
     text: str
@@ -99,7 +102,8 @@ class GenerateResponse(_message.Message):
     stop_token_id: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     model_fingerprint: str
-    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model_fingerprint: _Optional[str] = ...) -> None: ...
+    resume_proof: bytes
+    def __init__(self, request_id: _Optional[str] = ..., index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., seed: _Optional[int] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., stop_string: _Optional[str] = ..., stop_token_id: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., model_fingerprint: _Optional[str] = ..., resume_proof: _Optional[bytes] = ...) -> None: ...
 
 class TokenLogprob(_message.Message):
     __slots__ = ("token_id", "text", "token_bytes", "logprob", "top")

@@ -15,11 +15,15 @@ def make_choices(
     All but the first are its forks, unless there is output already.
     """
     if any(each.token_ids or each.has_ended for each in request.resumed):
-        return {
+        choices = {
             index: _resume(request, index, next(sequence_ids), arrived_s)
             for index, each in enumerate(request.resumed)
             if not each.has_ended
         }
+        first, *others = choices.values()
+        for each in others:
+            first.lead(each)
+        return choices
     first = _make(request, next(sequence_ids), request.seed, arrived_s)
     choices = {0: first}
     for index in range(1, request.params.n):
@@ -56,6 +60,6 @@ def _make(
         deadline_s=None if request.timeout_s is None else arrived_s + request.timeout_s,
         submitted_s=arrived_s,
         bad_words=request.bad_words,
-        is_resumed=bool(request.resumed),
+        is_resumed=request.was_accepted,
         output_token_ids=output_token_ids,
     )

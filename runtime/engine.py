@@ -107,7 +107,7 @@ class Engine:
         return self._failure if self._ended.wait(timeout_s) else None
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` on the engine's thread when it drains. Before the start."""
+        """Calls `callback` on the engine's thread when it drains or ends. Before the start."""
         self._on_drain.append(callback)
 
     def drain(self) -> None:
@@ -138,6 +138,8 @@ class Engine:
 
         Its deadline counts from `arrived_s`. Engine's thread only, until the engine has ended.
         """
+        if connection.is_closed:  # while the request was on its way here
+            return
         key = (connection, request.request_id)
         refusal = self._failure or self._refusal
         if refusal is None:
@@ -147,11 +149,11 @@ class Engine:
             except LockstepError as error:
                 refusal = error
         if refusal is not None:
-            connection.sink([RequestFailure(request.request_id, refusal)])
+            connection.sink([RequestFailure(request.request_id, refusal, was_refused=True)])
             return
         choices = make_choices(request, self._sequence_ids, arrived_s=arrived_s)
         self._live.add(key, choices)
-        self._intake.add(choices, request.params.structure, is_limited=not request.resumed)
+        self._intake.add(choices, request.params.structure, is_limited=not request.was_accepted)
 
     def abort(self, connection: "Connection", request_id: int, choice: int | None = None) -> None:
         """Forgets a request or one choice of it; nothing more comes. Engine's thread only."""
@@ -163,7 +165,8 @@ class Engine:
             self._drop([sequence_id], FinishReason.STOP)
 
     def abort_all(self, connection: "Connection") -> None:
-        """Forgets all requests of a connection. Engine's thread only."""
+        """Forgets all requests of a connection, and takes no more. Engine's thread only."""
+        connection.is_closed = True
         for request_id in self._live.of(connection):
             self.abort(connection, request_id)
 
@@ -246,6 +249,7 @@ class Engine:
 
     def _end(self, error: LockstepError) -> None:
         self._failure = error
+        self._drain()  # first: who hears that a request has failed mustn't give it back to us
         self._live.fail_all(error)
         self._ended.set()
         self._drained.set()
@@ -270,6 +274,7 @@ class Connection:
 
     def __init__(self, engine: Engine, sink: Sink) -> None:
         self.sink = sink
+        self.is_closed = False  # the engine's thread knows
         self._engine = engine
 
     def add(self, request: Request) -> None:

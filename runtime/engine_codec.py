@@ -3,7 +3,6 @@
 K choices of requests, arrays little-endian and without padding.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from itertools import accumulate, chain, repeat
@@ -14,21 +13,13 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protos import common_pb2, engine_pb2
 from runtime.arrays import INT32, UINT64, pack, unpack
-from runtime.errors import (
-    CapacityError,
-    DeadlineError,
-    InvalidRequestError,
-    LockstepError,
-    ModelOutputError,
-    UnavailableError,
-)
+from runtime.errors import InvalidRequestError
 from runtime.live_requests import TokenBatch
 from runtime.logprob_codec import decode_logprobs, encode_logprobs
 from runtime.request import (
     FinishReason,
     ModelInfo,
     Request,
-    RequestFailure,
     RequestOutput,
     ResumedChoice,
 )
@@ -44,7 +35,6 @@ from runtime.start_codec import decode_starts, encode_starts
 PARAM_FIELDS = fields(CompleteParams)
 NOT_FINISHED = common_pb2.FINISH_REASON_UNSPECIFIED
 US_PER_S = 1_000_000
-MS_PER_S = 1000
 
 
 def encode_info(model: ModelInfo) -> engine_pb2.EngineInfo:
@@ -110,6 +100,7 @@ def encode_request(request: Request) -> engine_pb2.AddRequest:
             )
             for each in request.resumed
         ],
+        was_accepted=request.was_accepted,
     )
 
 
@@ -141,6 +132,7 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         timeout_s=message.timeout_us / US_PER_S if waits else None,
         bad_words=bad_words,
         resumed=resumed,
+        was_accepted=message.was_accepted,
     )
 
 
@@ -248,52 +240,3 @@ def decode_outputs(message: engine_pb2.StepOutputs) -> list[RequestOutput]:
         for row, start in decode_starts(message.starts, len(outputs)):
             outputs[row] = outputs[row]._replace(start=start)
     return outputs
-
-
-def encode_failure(failure: RequestFailure) -> engine_pb2.RequestFailed:
-    message = engine_pb2.RequestFailed(
-        request_id=failure.request_id, kind=_kind(failure.error), message=str(failure.error)
-    )
-    if isinstance(failure.error, CapacityError):
-        message.retry_after_ms = math.ceil(failure.error.retry_after_s * MS_PER_S)
-    return message
-
-
-def decode_failure(message: engine_pb2.RequestFailed) -> RequestFailure:
-    """Raises ValueError: the engine is full and doesn't say when to try again."""
-    return RequestFailure(message.request_id, _error(message))
-
-
-def _kind(error: LockstepError) -> engine_pb2.RequestFailed.Kind:
-    match error:
-        case InvalidRequestError():
-            return engine_pb2.RequestFailed.KIND_INVALID
-        case CapacityError():
-            return engine_pb2.RequestFailed.KIND_CAPACITY
-        case UnavailableError():
-            return engine_pb2.RequestFailed.KIND_UNAVAILABLE
-        case DeadlineError():
-            return engine_pb2.RequestFailed.KIND_DEADLINE
-        case ModelOutputError():
-            return engine_pb2.RequestFailed.KIND_MODEL
-        case _:
-            return engine_pb2.RequestFailed.KIND_INTERNAL
-
-
-def _error(failed: engine_pb2.RequestFailed) -> LockstepError:
-    match failed.kind:
-        case engine_pb2.RequestFailed.KIND_INVALID:
-            return InvalidRequestError(failed.message)
-        case engine_pb2.RequestFailed.KIND_CAPACITY:
-            if not failed.HasField("retry_after_ms"):
-                raise ValueError("retry_after_ms is missing: KIND_CAPACITY needs one")
-            retry_after_s = failed.retry_after_ms / MS_PER_S
-            return CapacityError(failed.message, retry_after_s=retry_after_s)
-        case engine_pb2.RequestFailed.KIND_UNAVAILABLE:
-            return UnavailableError(failed.message)
-        case engine_pb2.RequestFailed.KIND_DEADLINE:
-            return DeadlineError(failed.message)
-        case engine_pb2.RequestFailed.KIND_MODEL:
-            return ModelOutputError(failed.message)
-        case _:
-            return LockstepError(failed.message)

@@ -1,24 +1,33 @@
 """The engine's port: one stream per frontend, one message per step.
 
-The engine's thread only appends to a stream's queue; packing and sending happen on the stream's
-own thread.
+The engine's thread only appends to a stream's outbox; packing and sending happen on the stream's
+own thread. The stream of a frontend that doesn't read is ended once too much waits for it: its
+requests are aborted here, and it may resume them.
 """
 
 import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
 
 import grpc
 
 from protos import engine_pb2, engine_pb2_grpc
 from protos.auth import TokenInterceptor
+from protos.malformed import MalformedError, MalformedInterceptor
 from protos.tls import add_port
 from runtime import engine_codec
 from runtime.engine import Connection, Engine
-from runtime.errors import ConfigError, InvalidRequestError, LockstepError, UnavailableError
+from runtime.errors import (
+    CapacityError,
+    ConfigError,
+    InvalidRequestError,
+    LockstepError,
+    UnavailableError,
+)
+from runtime.failure_codec import encode_failure
 from runtime.live_requests import Outputs, TokenBatch
+from runtime.outbox import Outbox, num_values_of
 from runtime.request import EngineStats, RequestFailure, RequestOutput
 from runtime.stats_codec import encode_stats
 
@@ -58,7 +67,7 @@ class EngineServer:
         self._servicer = _Servicer(engine)
         self._server = grpc.server(
             ThreadPoolExecutor(MAX_FRONTENDS, thread_name_prefix="engine-stream"),
-            interceptors=[TokenInterceptor(token)],
+            interceptors=[TokenInterceptor(token), MalformedInterceptor()],
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=MAX_FRONTENDS,
         )
@@ -80,7 +89,7 @@ class EngineServer:
         self._server.stop(grace_s).wait()
 
 
-_Item = Outputs | EngineStats | engine_pb2.EngineDraining | LockstepError
+_Item = Outputs | EngineStats | engine_pb2.EngineDraining | LockstepError | MalformedError
 
 
 class _Servicer(engine_pb2_grpc.EngineServicer):
@@ -115,6 +124,8 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
             yield from stream.messages()
         except UnavailableError as error:
             context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        except CapacityError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except InvalidRequestError as error:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, str(error))
 
@@ -142,16 +153,18 @@ class _Stream:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         # None and errors end the stream.
-        self._outbox: SimpleQueue[_Item | None] = SimpleQueue()
-        self._connection: Connection = engine.connect(self._outbox.put)
+        self._outbox: Outbox[_Item | None] = Outbox(on_overflow=self._give_up)
+        self._connection: Connection = engine.connect(self._deliver)
 
     def read(self, messages: Iterator[engine_pb2.FrontendMessage]) -> None:
         """Passes on what the frontend sends, until it ends the stream or breaks it."""
         try:
             for message in messages:
+                if self._outbox.has_overflowed:
+                    return  # what it asks for now couldn't be answered
                 self._handle(message)
             self.end(None)
-        except InvalidRequestError as error:
+        except (InvalidRequestError, MalformedError) as error:
             self.end(error)
         except grpc.RpcError:  # the stream is gone, which its callback handles
             self.end(None)
@@ -162,9 +175,9 @@ class _Stream:
     def messages(self) -> Iterator[engine_pb2.EngineMessage]:
         """What the frontend gets, until the stream ends. Raises the error that ends it."""
         yield engine_pb2.EngineMessage(info=engine_codec.encode_info(self._engine.model))
-        while (item := self._outbox.get()) is not None:
+        while (item := self._outbox.take()) is not None:
             match item:
-                case LockstepError():
+                case LockstepError() | MalformedError():
                     raise item
                 case EngineStats():
                     yield engine_pb2.EngineMessage(stats=encode_stats(item))
@@ -173,7 +186,7 @@ class _Stream:
                 case _:
                     yield from _encode(item)
 
-    def end(self, error: LockstepError | None) -> None:
+    def end(self, error: LockstepError | MalformedError | None) -> None:
         """Ends the stream once what is queued is sent."""
         self._outbox.put(error)
 
@@ -184,6 +197,13 @@ class _Stream:
         """The stream is over, whatever the reason."""
         self._connection.close()
         self._outbox.put(None)
+
+    def _deliver(self, outputs: Outputs) -> None:
+        self._outbox.put(outputs, num_values_of(outputs))
+
+    def _give_up(self) -> None:
+        logger.warning("a frontend doesn't read what it asked for: its requests are aborted")
+        self._connection.close()
 
     def _handle(self, message: engine_pb2.FrontendMessage) -> None:
         match message.WhichOneof("message"):
@@ -205,7 +225,7 @@ class _Stream:
         try:
             request = engine_codec.decode_request(message)
         except InvalidRequestError as error:
-            self._outbox.put([RequestFailure(message.request_id, error)])
+            self._deliver([RequestFailure(message.request_id, error)])
             return
         self._connection.add(request)
 
@@ -219,4 +239,4 @@ def _encode(outputs: Outputs) -> Iterator[engine_pb2.EngineMessage]:
         yield engine_pb2.EngineMessage(outputs=engine_codec.encode_outputs(tokens))
     for failure in outputs:
         if isinstance(failure, RequestFailure):
-            yield engine_pb2.EngineMessage(failed=engine_codec.encode_failure(failure))
+            yield engine_pb2.EngineMessage(failed=encode_failure(failure))

@@ -1,5 +1,6 @@
 """What can be set for frontends, and for the whole of `lockstep serve`, validated once."""
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +16,10 @@ from runtime.sampling_params import MAX_CHOICES, MAX_LOGPROBS
 
 MAX_PROMPT_BYTES = 32 << 20
 MAX_BODY_BYTES = 256 << 20
+MAX_BUFFERED_BYTES = 1 << 40
 MAX_FRONTENDS = 32
+MAX_AT_ONCE = 1 << 20
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,?#A-Z]+")
 
 ToolParserName = Literal["auto", "hermes", "llama3", "gemma", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
@@ -50,12 +54,23 @@ class FrontendConfig:
     )
     reflection: bool = option(False, "Let gRPC clients ask which services there are.")
 
+    cors_origin: tuple[str, ...] = option(
+        (),
+        "Origin of web pages that browsers let use the HTTP port, such as https://chat.example.org,"
+        " or * for any; may be given again.",
+    )
+
     max_prompt_bytes: int = option(4 << 20, "Longest prompt text, in bytes of UTF-8.", unit="bytes")
     max_prompt_tokens: int | None = option(
         None, "Longest prompt in tokens; what the model takes where unset."
     )
     max_body_bytes: int = option(
-        32 << 20, "Longest message of a client, HTTP or gRPC.", unit="bytes"
+        8 << 20, "Longest message of a client, HTTP or gRPC.", unit="bytes"
+    )
+    max_buffered_bytes: int = option(
+        256 << 20,
+        "Most that a frontend holds of HTTP requests' bodies together; more are refused.",
+        unit="bytes",
     )
     max_header_bytes: int = option(16 << 10, "Longest header of an HTTP request.", unit="bytes")
     max_n: int = option(MAX_CHOICES, "Most choices of a request.")
@@ -63,6 +78,12 @@ class FrontendConfig:
     max_requests_per_key: int | None = option(
         None,
         "Most requests at once with one key, per frontend; more are refused. No limit where unset.",
+    )
+    max_requests: int = option(
+        2048, "Most requests at once, of all keys together, per frontend; more are refused."
+    )
+    max_connections: int = option(
+        4096, "Most connections at once, per port and frontend; more are refused."
     )
     read_timeout_s: float = option(
         30.0, "An HTTP client that takes longer to send a request is cut off."
@@ -106,7 +127,10 @@ class FrontendConfig:
         for name, low, high in (
             ("max_prompt_bytes", 1, MAX_PROMPT_BYTES),
             ("max_body_bytes", 1, MAX_BODY_BYTES),
+            ("max_buffered_bytes", self.max_body_bytes, MAX_BUFFERED_BYTES),
             ("max_header_bytes", 1024, 1 << 20),
+            ("max_requests", 1, MAX_AT_ONCE),
+            ("max_connections", 1, MAX_AT_ONCE),
             ("max_n", 1, MAX_CHOICES),
             ("max_logprobs", 0, MAX_LOGPROBS),
             ("drain_timeout_s", 0, MAX_TIMEOUT_S),
@@ -133,6 +157,12 @@ class FrontendConfig:
             self.tls_client_ca is None or self.tls_cert is not None,
             "tls_client_ca needs tls_cert and tls_key",
         )
+        for origin in self.cors_origin:
+            require(
+                origin == "*" or ORIGIN.fullmatch(origin) is not None,
+                f"cors_origin={origin!r} must be * or a scheme and a host, with a port where it "
+                "isn't the usual one, and nothing behind it: https://chat.example.org",
+            )
         if self.api_key is not None:
             require_key("api_key", self.api_key)
 

@@ -233,6 +233,8 @@ def _flags(name: str, value: object) -> list[str]:
             return []
         case bool():
             return [f"--{option}" if value else f"--no-{option}"]
+        case tuple():
+            return [f"--{option}={each}" for each in value]
         case _:
             return [f"--{option}={value}"]
 

@@ -9,7 +9,7 @@ from runtime.live_requests import LiveRequests
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from runtime.structure import Structure
-from runtime.structured import StructuredSequences
+from runtime.structured import Matchers, StructuredSequences
 
 Choices = Mapping[int, Sequence]
 
@@ -59,14 +59,22 @@ class Intake:
             self._fail_any(choices, error)
 
     def _take(self, choices: Choices, compiled: CompiledGrammar | LockstepError) -> None:
+        if isinstance(compiled, LockstepError):
+            self._structured.num_compiling -= 1
+            self._fail_any(choices, compiled)
+            return
+
+        def on_done(matchers: Matchers) -> None:
+            self._submit(partial(self._begin, choices, matchers))
+
+        self._structured.replay(choices, compiled, on_done)
+
+    def _begin(self, choices: Choices, matchers: Matchers) -> None:
         self._structured.num_compiling -= 1
         # A choice that was aborted while the structure was made ready isn't known any more.
         live = self._live.among(choices)
-        if isinstance(compiled, LockstepError):
-            self._fail_any(live, compiled)
-            return
         try:
-            self._structured.start(live, compiled)
+            self._structured.start(live, matchers)
         except LockstepError as error:
             self._fail_any(live, error)
             return

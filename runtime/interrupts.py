@@ -5,10 +5,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +82,7 @@ def drainable() -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-async def until_signal(
-    work: Coroutine[Any, Any, None], on_drain: Callable[[], object] | None = None
-) -> None:
+async def until_signal(work: Awaitable[None], on_drain: Callable[[], object] | None = None) -> None:
     """Runs `work`, cancelled by SIGINT or SIGTERM; a cancelled one is a good end.
 
     With `on_drain` the first SIGTERM calls it instead, so that `work` ends by itself.

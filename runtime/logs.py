@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import sys
+import traceback
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Literal
@@ -18,13 +19,31 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 OWN_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
 # uvicorn's messages once more, with colours.
 LEFT_OUT = {"color_message"}
+GRPC_LOGGER = "grpc._cython.cygrpc"
+GRPC_SOURCE = ".pyx.pxi"
+# Of what is no text, and of clients that left before they were refused.
+GRPC_ERRORS = {"UnicodeDecodeError", "ExecuteBatchError"}
 
 
 def set_up_logging(level: int | str, format: LogFormat) -> None:
     """Has all loggers write to stderr. Changes nothing where a handler is there already."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    handler.addFilter(is_wanted)
     logging.basicConfig(level=level, handlers=[handler])
+
+
+def is_wanted(record: logging.LogRecord) -> bool:
+    """Not so what gRPC says of clients that send no text, or leave.
+
+    Anybody can, each time would be a traceback, and a mistyped key would be in the log.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    if error is None or record.name != GRPC_LOGGER or type(error).__name__ not in GRPC_ERRORS:
+        return True
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    # Only there: a handler of ours may fail so too.
+    return not any(each.endswith(GRPC_SOURCE) for each in files[-1:])
 
 
 class TextFormatter(logging.Formatter):

@@ -86,6 +86,7 @@ class Request:
     tenant: str = ""  # who is charged
     timeout_s: float | None = None  # that the client still waits
     resumed: tuple[ResumedChoice, ...] = ()  # of every choice, or of none
+    was_accepted: bool = False  # by an engine, before: limits of the queue don't apply
 
     def check(self, model: ModelInfo) -> None:
         """Raises InvalidRequestError where the request can't be served by `model`."""
@@ -183,6 +184,7 @@ class RequestFailure:
 
     request_id: int
     error: LockstepError
+    was_refused: bool = False  # the engine has never taken it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

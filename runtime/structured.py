@@ -22,7 +22,11 @@ from runtime.structure import Structure
 # A structure takes milliseconds, or is refused within a second.
 RETRY_S = 1.0
 
+# Of tokens that came before, so many are replayed on the engine's thread: a few milliseconds.
+MAX_AT_ONCE = 2048
+
 OnDone = Callable[[CompiledGrammar | LockstepError], None]
+Matchers = Mapping[int, Matcher]  # by choice
 
 
 class Compiler(Protocol):
@@ -35,6 +39,10 @@ class Compiler(Protocol):
         """
         ...
 
+    def run(self, call: Callable[[], None]) -> None:
+        """Runs a call on one of these threads."""
+        ...
+
 
 class NoCompiler:
     """Refuses every structure, for a reason."""
@@ -44,6 +52,9 @@ class NoCompiler:
 
     def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
         on_done(InvalidRequestError(f"{structure.kind} isn't possible: {self._reason}"))
+
+    def run(self, call: Callable[[], None]) -> None:
+        raise AssertionError("nothing is compiled, so that there is nothing to run")
 
 
 class StructuredSequences:
@@ -79,15 +90,38 @@ class StructuredSequences:
         self.num_compiling += 1
         self._compiler.compile(structure, on_done, is_wanted)
 
-    def start(self, choices: Mapping[int, Sequence], compiled: CompiledGrammar) -> None:
-        """Follows the choices of a request, by their index, from where their outputs stand.
+    def replay(
+        self,
+        choices: Mapping[int, Sequence],
+        compiled: CompiledGrammar,
+        on_done: Callable[[Matchers], None],
+    ) -> None:
+        """Makes matchers for the choices of a request, which take what there is of their outputs.
+
+        `on_done` is called once they have: at once where that is little, and else on a thread of
+        the compiler's.
+        """
+        matchers = {index: compiled.matcher() for index in choices}
+        outputs = {index: _output_of(each) for index, each in choices.items()}
+
+        def follow() -> None:
+            for index, matcher in matchers.items():
+                matcher.follow(outputs[index])
+            on_done(matchers)
+
+        if sum(map(len, outputs.values())) > MAX_AT_ONCE:
+            self._compiler.run(follow)
+        else:
+            follow()
+
+    def start(self, choices: Mapping[int, Sequence], matchers: Matchers) -> None:
+        """Follows the choices of a request, by their index, with the matchers of `replay`.
 
         Raises InvalidRequestError: an output isn't of the structure; some are followed then.
         """
         for index, sequence in choices.items():
-            matcher = self._matchers[sequence.sequence_id] = compiled.matcher()
-            if sequence.is_resumed:
-                matcher.replay(sequence.token_ids[sequence.num_prompt_tokens :])
+            matcher = self._matchers[sequence.sequence_id] = matchers[index]
+            matcher.replay(_output_of(sequence)[matcher.num_tokens :])
             if matcher.error is not None:
                 raise InvalidRequestError(f"resumed[{index}]: {matcher.error}")
 
@@ -127,3 +161,7 @@ class StructuredSequences:
         for sequence_id, matcher in matchers:
             if matcher.error is not None:
                 self._failed.append((sequence_id, matcher.error))
+
+
+def _output_of(sequence: Sequence) -> list[int]:
+    return sequence.token_ids[sequence.num_prompt_tokens :].tolist()

@@ -109,6 +109,7 @@ class RunningHttp:
         """Without `system_helps` the system doesn't tell of clients that are lost."""
         options = {"max_body_bytes": MAX_BODY_BYTES, "max_header_bytes": MAX_HEADER_BYTES}
         self.app = App()
+        self.rejections: list[str] = []  # by reason
         self.host = host
         self._system_helps = system_helps
         self._config = FrontendConfig(**{**options, **changes})
@@ -155,7 +156,15 @@ class RunningHttp:
 
     def make_server(self, bound: socket.socket) -> HttpServer:
         keys = KeyRing.of_tokens({KEY: TENANT})
-        server = HttpServer(self.app, bound, self._config, keys, exempt=EXEMPT, grpc_port=GRPC_PORT)
+        server = HttpServer(
+            self.app,
+            bound,
+            self._config,
+            keys,
+            exempt=EXEMPT,
+            grpc_port=GRPC_PORT,
+            count_rejection=self.rejections.append,
+        )
         if not self._system_helps and sys.platform == "linux":
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         return server

@@ -94,6 +94,9 @@ class HeldCompiler:
     def compile(self, structure: Structure, on_done: OnDone, is_wanted: Callable[[], bool]) -> None:
         self._held.put((structure, on_done, is_wanted))
 
+    def run(self, call: Callable[[], None]) -> None:
+        self._compiler.run(call)
+
     def release(self) -> None:
         """Waits for a structure, and has it compiled."""
         self._compiler.compile(*self._held.get(timeout=TIMEOUT_S))

@@ -4,7 +4,7 @@ All between client and model is real but the transport: what would travel is enc
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
@@ -51,6 +51,9 @@ class WaitingCompiler:
         outcomes: SimpleQueue = SimpleQueue()
         self._compiler.compile(structure, outcomes.put)
         on_done(outcomes.get(timeout=COMPILE_TIMEOUT_S))
+
+    def run(self, call: Callable[[], None]) -> None:
+        call()
 
 
 @dataclass

@@ -76,6 +76,7 @@ def serve(
 
     from protos import worker_pb2_grpc
     from protos.auth import TokenInterceptor
+    from protos.malformed import MalformedInterceptor
     from protos.tls import add_port, server_credentials
     from workers.service import WorkerService
 
@@ -93,7 +94,7 @@ def serve(
     service = WorkerService(model_side, on_serving)
     server = grpc.server(
         ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grpc"),
-        interceptors=[TokenInterceptor(token)],
+        interceptors=[TokenInterceptor(token), MalformedInterceptor()],
         options=SERVER_OPTIONS,
     )
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]

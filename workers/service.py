@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
+from protos.malformed import MalformedError
 from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.codec import (
     NotBuiltError,
@@ -65,10 +66,7 @@ class _Step:
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """One rank. `stopped` is set once a Shutdown was answered.
-
-    `on_serving` hears whether steps can run now.
-    """
+    """One rank. Sets `stopped` after a Shutdown; tells `on_serving` whether steps can run now."""
 
     def __init__(self, model_side: ModelSide, on_serving: Callable[[bool], None]) -> None:
         self.stopped = threading.Event()
@@ -269,8 +267,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         """Ends the call with the status of what was raised."""
         try:
             yield
-        # The caller has left; there is nobody to answer.
-        except grpc.RpcError:
+        # The caller has left, and nobody is there to answer; or its message has been found out.
+        except (grpc.RpcError, MalformedError):
             raise
         except WorkerError as error:
             code = next(code for kind, code in STATUS_BY_ERROR if isinstance(error, kind))

@@ -9,7 +9,7 @@ from runtime.engine_codec import refuse_unknown_fields
 from runtime.errors import InvalidRequestError
 from runtime.frontend.generator import Delta, TextStream
 from runtime.frontend.prompts import Chat, check_chat_size
-from runtime.frontend.resume import Resume
+from runtime.frontend.resume import Resume, check_size
 from runtime.frontend.text import Tokenizer
 from runtime.request import TokenLogprobs
 
@@ -35,6 +35,7 @@ class Answer:
             self._is_first = False
             response.prompt_token_ids.extend(self._stream.prompt)
             response.model_fingerprint = self._fingerprint
+            response.resume_proof = self._stream.resume_proof
         if delta is not None:
             self._fill(response, delta)
         if self._stream.is_complete:
@@ -81,14 +82,17 @@ class Answer:
 
 
 def decode_resume(message: inference_pb2.Resume) -> Resume:
-    """Raises InvalidRequestError: it has fields that this server doesn't know."""
+    """Raises InvalidRequestError: it is too long, or has fields that this server doesn't know."""
     refuse_unknown_fields("resume", message)
+    check_size(len(message.outputs), 0)
+    check_size(len(message.outputs), sum(len(each.ids) for each in message.outputs))
     return Resume(
         seed=message.seed,
         prompt_token_ids=message.prompt_token_ids.ids,
         fingerprint=message.model_fingerprint,
         outputs=tuple(tuple(each.ids) for each in message.outputs),
         num_prompt_logprobs=message.num_prompt_logprobs,
+        proof=message.proof,
     )
 
 

@@ -14,6 +14,9 @@ RESERVED_ARGUMENTS = ("messages", "tools", "add_generation_prompt")
 # The role of OpenAI's clients for what others call the system's messages.
 DEVELOPER = "developer"
 SYSTEM = "system"
+# Of a chat's messages together; more would hold up the other requests while they are looked at.
+MAX_CALLS = 4096
+MAX_PARTS = 16384
 
 Message = dict[str, Any]
 
@@ -21,12 +24,15 @@ Message = dict[str, Any]
 def check_messages(messages: Sequence[object]) -> list[Message]:
     """Copies, without what is None, as templates ask whether a field is there.
 
-    Arguments of calls that are texts, as OpenAI's clients send them, become the objects that
-    templates want. Fields other than role, content and tool_calls are for the template to judge.
+    Arguments of calls that are texts of objects, as OpenAI's clients send them, become the objects
+    that templates want; what a model has written otherwise stays a text. Fields other than role,
+    content and tool_calls are for the template to judge.
     Raises InvalidRequestError, naming the field: messages[2].role.
     """
     if not messages:
         raise InvalidRequestError("messages is empty: it must have at least 1 message")
+    _check_count(messages, "tool_calls", MAX_CALLS)
+    _check_count(messages, "content", MAX_PARTS)
     return [_check_message(f"messages[{place}]", each) for place, each in enumerate(messages)]
 
 
@@ -116,6 +122,16 @@ def cut_at_mark(rendered: str, mark: str, text: str) -> str:
     return before if rendered.startswith(mark, end) else before.rstrip()
 
 
+def _check_count(messages: Sequence[object], name: str, most: int) -> None:
+    """Raises InvalidRequestError: the lists of that name have too many entries together."""
+    lists = [each.get(name) for each in messages if isinstance(each, Mapping)]
+    count = sum(len(each) for each in lists if isinstance(each, list | tuple))
+    if count > most:
+        raise InvalidRequestError(
+            f"messages have {count} entries in {name} together: must be at most {most}"
+        )
+
+
 def _check_message(where: str, message: object) -> Message:
     _require_object(where, message)
     assert isinstance(message, Mapping)
@@ -147,19 +163,17 @@ def _check_call(where: str, call: object) -> dict[str, Any]:
     function = call.get("function")
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return dict(call)
-    arguments = _read_arguments(f"{where}.function.arguments", function["arguments"])
+    arguments = _read_arguments(function["arguments"])
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _read_arguments(where: str, text: str) -> dict[str, Any]:
-    must = f"{where}={text[:40]!r} must be the text of a JSON object, such as {{}}"
+def _read_arguments(text: str) -> dict[str, Any] | str:
+    """The object that it is the text of, an empty one of none; else the text."""
     try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{must}: {error}") from error
-    if not isinstance(arguments, dict):
-        raise InvalidRequestError(must)
-    return arguments
+        arguments = json.loads(text.strip() or "{}")
+    except (ValueError, RecursionError):
+        return text  # models write such, and clients send back what they got
+    return arguments if isinstance(arguments, dict) else text
 
 
 def _check_content(where: str, content: object) -> str | list[dict[str, Any]]:

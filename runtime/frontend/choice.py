@@ -1,6 +1,6 @@
 """One choice of a request as its client gets it: text and tokens up to where it ends."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from runtime.frontend.output_text import OutputText, TextDelta
@@ -24,9 +24,15 @@ class Choice:
     """Without a tokenizer it has no text, and `params` no stop strings."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, prompt: Sequence[int], params: SamplingParams
+        self,
+        tokenizer: Tokenizer | None,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        kept_special_ids: Collection[int] = (),
     ) -> None:
-        self._text = None if tokenizer is None else OutputText(tokenizer, prompt, params)
+        self._text = None
+        if tokenizer is not None:
+            self._text = OutputText(tokenizer, prompt, params, kept_special_ids)
         self.has_ended = False
 
     def extend(self, output: RequestOutput) -> Part:

@@ -6,7 +6,6 @@ Belongs to one event loop. A lost engine fails its requests; `engine_pool` goes 
 import asyncio
 import itertools
 import logging
-from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Self
@@ -19,6 +18,7 @@ from protos.auth import bearer
 from protos.tls import explain, open_aio_channel
 from runtime import engine_codec
 from runtime.errors import UnavailableError
+from runtime.failure_codec import decode_failure
 from runtime.frontend.inbox import Inbox
 from runtime.request import EngineStats, ModelInfo, Request, RequestOutput
 from runtime.stats_codec import decode_stats
@@ -48,7 +48,7 @@ class EngineClient:
         self._call = stub.Connect(self._sent_messages(), metadata=bearer(token))
         self._request_ids = itertools.count(1)
         self._requests: dict[int, Inbox] = {}
-        self._stats: deque[asyncio.Future[EngineStats]] = deque()
+        self._stats: asyncio.Future[EngineStats] | None = None  # those that are under way
         self._failure: str | None = None
         self._ended = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
@@ -95,10 +95,12 @@ class EngineClient:
     async def stats(self) -> EngineStats:
         """Raises UnavailableError: the engine is gone."""
         self._check_running()
-        answer: asyncio.Future[EngineStats] = asyncio.get_running_loop().create_future()
-        self._stats.append(answer)
-        self._send(engine_pb2.FrontendMessage(stats=engine_pb2.StatsRequest()))
-        return await answer
+        if self._stats is None:  # an engine that hangs isn't asked again and again
+            self._stats = asyncio.get_running_loop().create_future()
+            self._send(engine_pb2.FrontendMessage(stats=engine_pb2.StatsRequest()))
+        answer = self._stats
+        await asyncio.wait([answer])  # shared: who is cancelled mustn't take it from the others
+        return answer.result()
 
     async def wait_ended(self) -> UnavailableError:
         """Waits until the engine can't be used any more; returns why."""
@@ -151,6 +153,8 @@ class EngineClient:
     async def _read(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:
+                if self._failure is not None:  # those whom it is for have been told
+                    return
                 self._handle(message)
             self._fail("the engine ended the connection")
         except asyncio.CancelledError:  # our own `close` cancels the call
@@ -168,14 +172,15 @@ class EngineClient:
                 for output in engine_codec.decode_outputs(message.outputs):
                     self._deliver(output)
             case "failed":
-                failure = engine_codec.decode_failure(message.failed)
+                failure = decode_failure(message.failed)
                 inbox = self._requests.pop(failure.request_id, None)
                 if inbox is not None:
-                    inbox.fail(failure.error)
+                    inbox.fail(failure.error, was_refused=failure.was_refused)
             case "stats":
-                answer = self._stats.popleft()
-                if not answer.done():  # its caller may have gone
-                    answer.set_result(decode_stats(message.stats))
+                if self._stats is None:
+                    raise ValueError("stats have come that nobody has asked for")
+                self._stats.set_result(decode_stats(message.stats))
+                self._stats = None
             case "draining":
                 self.is_draining = True
             case other:
@@ -196,10 +201,10 @@ class EngineClient:
         for inbox in self._requests.values():
             inbox.fail(UnavailableError(reason))
         self._requests.clear()
-        for answer in self._stats:
-            if not answer.done():
-                answer.set_exception(UnavailableError(reason))
-        self._stats.clear()
+        if self._stats is not None:
+            self._stats.set_exception(UnavailableError(reason))
+            self._stats.exception()  # seen, if nobody waits any more
+            self._stats = None
         self._outbox.put_nowait(None)
         self._ended.set()
 
@@ -231,6 +236,11 @@ class Session:
         self._request = request
         self._inbox: Inbox | None = None
         self._is_closed = False
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether it has failed without ever being taken by the engine."""
+        return self._inbox is None or self._inbox.was_refused
 
     def __aiter__(self) -> Self:
         return self

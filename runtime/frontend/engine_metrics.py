@@ -143,13 +143,26 @@ STEP_PARTS: tuple[tuple[str, Values], ...] = (
 class EngineCollector(Collector):
     """Engines' metrics from their statistics, by the engine's address."""
 
-    def __init__(self, stats: Mapping[str, EngineStats]) -> None:
+    def __init__(self, stats: Mapping[str, EngineStats], addresses: Iterable[str] = ()) -> None:
+        """`addresses` are those of all engines, and `stats` of those that answer."""
         self._stats = stats
+        self._addresses = list(dict.fromkeys((*addresses, *stats)))
 
     def collect(self) -> Iterable[Metric]:
+        yield self._up()
         yield from self._gauges()
         yield from self._counters()
         yield from self._histograms()
+
+    def _up(self) -> Metric:
+        gauge = GaugeMetricFamily(
+            "lockstep_engine_up",
+            "Whether an engine answers, 1 or 0; all else is told of those alone that do.",
+            labels=["engine"],
+        )
+        for engine in self._addresses:
+            gauge.add_metric([engine], float(engine in self._stats))
+        return gauge
 
     def _gauges(self) -> Iterator[Metric]:
         for name, help_text, number in GAUGES:

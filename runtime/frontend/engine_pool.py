@@ -7,7 +7,7 @@ go on with it: the reader sees a pause.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Self
 
 from runtime.errors import LockstepError, UnavailableError
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
-STATS_TIMEOUT_S = 5.0
+# An engine that takes longer is shown as missing: who scrapes waits for 10 s as a rule.
+STATS_TIMEOUT_S = 2.0
 
 Connect = Callable[[str], Awaitable[EngineClient]]
 
@@ -43,11 +44,11 @@ class EnginePool:
         self.model: ModelInfo  # of the engine that was there first
         self.resume_timeout_s = resume_timeout_s
         self.on_resumed = on_resumed
-        self._addresses = addresses
+        self.addresses = addresses
         self._connect = connect
         self._on_reconnected = on_reconnected
         self._clients: dict[str, EngineClient] = {}  # by address
-        self._others: dict[str, str] = {}  # addresses of engines with another model, and which
+        self._others: dict[str, EngineClient] = {}  # with another model, by address
         self._known: set[str] = set()  # addresses where an engine was once
         self._errors: dict[str, LockstepError] = {}  # by address that was never reached
         self._changed = asyncio.Event()  # set, and made anew, whenever an engine comes or goes
@@ -76,10 +77,10 @@ class EnginePool:
             on_resumed=on_resumed,
             on_reconnected=on_reconnected,
         )
-        pool._keepers = [
-            asyncio.create_task(pool._keep(address), name=f"engine {address}")
-            for address in addresses
-        ]
+        for address in addresses:
+            keeper = asyncio.create_task(pool._keep(address), name=f"engine {address}")
+            keeper.add_done_callback(pool._end_with)
+            pool._keepers.append(keeper)
         try:
             while not pool._clients:
                 if pool._ended.done():
@@ -99,44 +100,47 @@ class EnginePool:
         """Why no request can be taken now."""
         return None if self.is_ready else self._describe_absence()
 
-    def generate(self, request: Request) -> "Generation":
+    def generate(self, request: Request, *, num_scored: int = 0) -> "Generation":
         """What the engines bring for a request, which one gets when that is first asked for.
 
+        Without the first `num_scored` log probabilities of its prompt.
         Raises InvalidRequestError at once: the model can't serve it. Raises UnavailableError: there
         is no engine.
         """
         request.check(self.model)
         if not self.is_ready:
             raise UnavailableError(self._describe_absence())
-        return Generation(self, request)
+        return Generation(self, request, num_scored=num_scored)
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of the engines that answer, by address. Raises UnavailableError: none does."""
-        clients = list(self._clients.items())
-        async with asyncio.timeout(STATS_TIMEOUT_S):
-            answers = await asyncio.gather(
-                *(client.stats() for _, client in clients), return_exceptions=True
-            )
-        found = {}
-        for (address, _), answer in zip(clients, answers, strict=True):
-            if isinstance(answer, UnavailableError):  # it has just gone
-                continue
-            if isinstance(answer, BaseException):
-                raise answer
-            found[address] = answer
+        clients = dict(self._clients)
+        answers = await asyncio.gather(*(_stats_of(*each) for each in clients.items()))
+        found = {
+            address: answer
+            for address, answer in zip(clients, answers, strict=True)
+            if answer is not None
+        }
+        if clients and not found:
+            raise UnavailableError(f"no engine has answered within {STATS_TIMEOUT_S:g} s")
         if not found:
             raise UnavailableError(self._describe_absence())
         return found
 
-    async def pick(self, deadline: float | None) -> EngineClient:
+    async def pick(
+        self, deadline: float | None, avoid: Collection[EngineClient] = ()
+    ) -> EngineClient:
         """The engine with the fewest requests; waits for one until `deadline`, None: doesn't wait.
 
-        Raises UnavailableError: there is none.
+        Raises UnavailableError: there is none, or only such as are to be avoided.
         """
         while True:
             usable = [each for each in self._clients.values() if each.is_usable]
+            wanted = [each for each in usable if each not in avoid]
+            if wanted:
+                return min(wanted, key=lambda each: each.num_requests)
             if usable:
-                return min(usable, key=lambda each: each.num_requests)
+                raise UnavailableError("every engine that is there has failed the request")
             if deadline is None or self._ended.done():
                 raise UnavailableError(self._describe_absence())
             try:
@@ -157,8 +161,9 @@ class EnginePool:
         for task in self._keepers:
             task.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        clients = list(self._clients.values())
+        clients = [*self._clients.values(), *self._others.values()]
         self._clients.clear()
+        self._others.clear()
         for client in clients:
             await client.close(reason)
 
@@ -183,15 +188,15 @@ class EnginePool:
         logger.info("%s", error)
         if address not in self._known:
             self._errors[address] = error
-        if len(self._errors) == len(self._addresses):
+        if len(self._errors) == len(self.addresses):
             self._end(UnavailableError("; ".join(map(str, self._errors.values()))))
 
     def _take(self, address: str, client: EngineClient) -> None:
         """Uses an engine that has connected, unless it has another model."""
         if not self._known:
             self.model = client.model
-        if client.model.fingerprint != self.model.fingerprint:
-            self._refuse(address, client.model)
+        if (reason := self._why_other(client.model)) is not None:
+            self._refuse(address, client, reason)
             return
         if address in self._known:
             self._on_reconnected()
@@ -201,20 +206,30 @@ class EnginePool:
         self._clients[address] = client
         self._tell()
 
-    def _refuse(self, address: str, model: ModelInfo) -> None:
-        self._others[address] = model.name
-        logger.error(
-            "the engine at %s has another model (%s, fingerprint %s) than this frontend "
-            "(%s, %s): it gets no requests",
-            address,
-            model.name,
-            model.fingerprint,
-            self.model.name,
-            self.model.fingerprint,
-        )
-        if len(self._others) == len(self._addresses):
+    def _why_other(self, model: ModelInfo) -> str | None:
+        """Why an engine can't go on with what another has begun."""
+        own = self.model
+        if model.fingerprint != own.fingerprint:
+            return (
+                f"has another model ({model.name}, fingerprint {model.fingerprint}) than this "
+                f"frontend ({own.name}, {own.fingerprint})"
+            )
+        # One that takes less would refuse in the middle what was let in by the others' measure.
+        if model.max_model_len != own.max_model_len:
+            return (
+                f"has max_model_len={model.max_model_len}, and this frontend "
+                f"{own.max_model_len}: give all engines the same --max-model-len"
+            )
+        return None
+
+    def _refuse(self, address: str, client: EngineClient, reason: str) -> None:
+        self._others[address] = client
+        logger.error("the engine at %s %s: it gets no requests", address, reason)
+        if len(self._others) == len(self.addresses):
             self._end(
-                UnavailableError("all engines have another model now: start the frontend again")
+                UnavailableError(
+                    "all engines have another model or max_model_len now: start the frontend again"
+                )
             )
 
     def _lose(self, address: str, failure: UnavailableError) -> None:
@@ -224,6 +239,14 @@ class EnginePool:
             self._end(failure)
         logger.warning("the engine at %s is lost: %s", address, failure)
         self._tell()
+
+    def _end_with(self, keeper: asyncio.Task[None]) -> None:
+        """A keeper has ended, which it does where it is cancelled, or by a bug of ours."""
+        if keeper.cancelled():
+            return
+        error = keeper.exception()
+        logger.error("%s can't be kept", keeper.get_name(), exc_info=error)
+        self._end(UnavailableError(f"{keeper.get_name()} can't be kept: {error!r}"))
 
     def _end(self, error: UnavailableError) -> None:
         if not self._ended.done():
@@ -239,4 +262,15 @@ class EnginePool:
             return str(self._ended.result())
         if self._clients:
             return "the engine is draining and takes no more requests"
-        return f"no engine can be reached at {', '.join(self._addresses)}"
+        return f"no engine can be reached at {', '.join(self.addresses)}"
+
+
+async def _stats_of(address: str, client: EngineClient) -> EngineStats | None:
+    try:
+        async with asyncio.timeout(STATS_TIMEOUT_S):
+            return await client.stats()
+    except UnavailableError:  # it has just gone
+        return None
+    except TimeoutError:
+        logger.warning("the engine at %s hasn't answered within %g s", address, STATS_TIMEOUT_S)
+        return None

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -20,7 +20,9 @@ class Pool(Protocol):
     resume_timeout_s: float
     on_resumed: Callable[[], object]
 
-    async def pick(self, deadline: float | None) -> EngineClient: ...
+    async def pick(
+        self, deadline: float | None, avoid: Collection[EngineClient] = ()
+    ) -> EngineClient: ...
 
 
 class Generation:
@@ -34,16 +36,18 @@ class Generation:
     there is nothing to sample.
     """
 
-    def __init__(self, pool: Pool, request: Request) -> None:
+    def __init__(self, pool: Pool, request: Request, *, num_scored: int = 0) -> None:
+        """The reader has got `num_scored` log probabilities of the prompt."""
         self._pool = pool
         self._request = request
         past = request.resumed or (ResumedChoice(),) * request.params.n
         self._token_ids = [list(each.token_ids) for each in past]
         self._ended = {index for index, each in enumerate(past) if each.has_ended}
-        self._num_scores = 0  # of the prompt, that have come
-        self._num_scores_again = 0  # that will come once more
+        self._num_scores = num_scored  # of the prompt, that the reader has got
+        self._num_scores_again = self._num_scores_of_engine()
         self._deadline = None if request.timeout_s is None else time.monotonic() + request.timeout_s
         self._num_fruitless = 0  # engines lost since the last output
+        self._failed: set[EngineClient] = set()  # that can't have it again before its next output
         self._client: EngineClient | None = None
         self._session: Session | None = None
         self._is_closed = False
@@ -86,6 +90,7 @@ class Generation:
             self._session = self._client.generate(self._request)
         output = await anext(self._session)
         self._num_fruitless = 0
+        self._failed.clear()
         self._token_ids[output.choice] += output.token_ids
         if output.finish_reason is not None:
             self._ended.add(output.choice)
@@ -103,28 +108,33 @@ class Generation:
         Raises UnavailableError: none comes in time, or it makes no sense to try more.
         """
         client, session = self._client, self._session
-        if client is None or self._pool.resume_timeout_s == 0:
+        if client is None or session is None or self._pool.resume_timeout_s == 0:
             raise error
         if len(self._ended) == self._request.params.n:
             raise StopAsyncIteration
-        if session is not None:
-            await session.aclose()
-        refused = client.is_draining and not any(self._token_ids)
-        if not refused:
+        await session.aclose()
+        self._failed.add(client)
+        if not session.was_refused:
             self._num_fruitless += 1
             if self._num_fruitless > MAX_FRUITLESS:
                 raise UnavailableError(
                     f"{error}; the request was given to {MAX_FRUITLESS} engines, and none gave a "
                     "token before it was lost"
                 ) from error
-        loop = asyncio.get_running_loop()
-        self._client = await self._pool.pick(loop.time() + self._pool.resume_timeout_s)
-        if not refused:
+        deadline = asyncio.get_running_loop().time() + self._pool.resume_timeout_s
+        try:
+            self._client = await self._pool.pick(deadline, self._failed)
+        except UnavailableError as absence:
+            raise UnavailableError(f"{error}; {absence}") from error
+        if not session.was_refused:
             self._request = self._resumed()
-            self._num_scores_again = 0 if self._token_ids[0] else self._num_scores
-            self._num_scores -= self._num_scores_again
+            self._num_scores_again = self._num_scores_of_engine()
             self._pool.on_resumed()
         self._session = self._client.generate(self._request)
+
+    def _num_scores_of_engine(self) -> int:
+        """How many of the prompt's log probabilities the next engine brings once more."""
+        return 0 if self._token_ids[0] or 0 in self._ended else self._num_scores
 
     def _resumed(self) -> Request:
         """The request from where it stands."""
@@ -133,4 +143,4 @@ class Generation:
             ResumedChoice(tuple(token_ids), index in self._ended)
             for index, token_ids in enumerate(self._token_ids)
         )
-        return replace(self._request, resumed=past, timeout_s=timeout_s)
+        return replace(self._request, resumed=past, was_accepted=True, timeout_s=timeout_s)

@@ -4,15 +4,17 @@ gRPC, HTTP and batch files read their own requests and write their own answers; 
 a `TextStream`.
 """
 
+import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, Self
 
 from runtime.errors import InvalidRequestError
 from runtime.frontend.choice import Choice
 from runtime.frontend.prompts import PromptReader
-from runtime.frontend.resume import Resume, check_fingerprint, past_of
+from runtime.frontend.resume import NoOutputs, Resume, check_fingerprint, past_of
+from runtime.frontend.resume_proof import ResumeProofs
 from runtime.request import (
     FinishReason,
     ModelInfo,
@@ -43,9 +45,10 @@ class Engines(Protocol):
     @property
     def model(self) -> ModelInfo: ...
 
-    def generate(self, request: Request) -> Outputs:
+    def generate(self, request: Request, *, num_scored: int = 0) -> Outputs:
         """The request, whose id is chosen here, is sent when its first output is asked for.
 
+        Of the prompt's log probabilities the first `num_scored` aren't brought.
         Raises InvalidRequestError at once: the model can't serve it. Raises UnavailableError: no
         engine is there.
         """
@@ -100,10 +103,19 @@ class Usage(NamedTuple):
 class Generator:
     """Starts requests on engines. For one event loop."""
 
-    def __init__(self, engines: Engines, prompts: PromptReader, limits: Limits) -> None:
+    def __init__(
+        self,
+        engines: Engines,
+        prompts: PromptReader,
+        limits: Limits,
+        proofs: ResumeProofs | None = None,
+    ) -> None:
+        """Without `proofs` none are given, and all that is resumed counts as new."""
         self.prompts = prompts
         self._engines = engines
         self._limits = limits
+        self._proofs = proofs
+        self._replaying = asyncio.Lock()  # for the turns of those that are resumed
 
     @property
     def model(self) -> ModelInfo:
@@ -119,9 +131,11 @@ class Generator:
         priority: int = 0,
         timeout_s: float | None = None,
         resume: Resume | None = None,
+        kept_special_ids: Collection[int] = (),
     ) -> "TextStream":
         """Checks a request; the engine gets it when the stream is first read.
 
+        `kept_special_ids` are tokens that texts have even where they have no special ones.
         With `resume`, `prompt` is what that says, and the choices go on after what it has of them.
         Raises InvalidRequestError: a field is out of range. Raises FingerprintError: another model
         has begun it. Raises UnavailableError: no engine is there.
@@ -146,28 +160,38 @@ class Generator:
             timeout_s=timeout_s,
         )
         request.check(self.model)  # before a tokenizer sees the ids
-        choices = [Choice(self.prompts.tokenizer, prompt, params) for _ in range(params.n)]
+        choices = [
+            Choice(self.prompts.tokenizer, prompt, params, kept_special_ids)
+            for _ in range(params.n)
+        ]
+        proof = b"" if self._proofs is None else self._proofs.of(request, self.model.fingerprint)
         past: tuple[ResumedChoice, ...] = ()
         if resume is not None:
-            past = past_of(resume, choices, params, self.model)
-            request = replace(request, resumed=past)
+            past = await past_of(resume, choices, params, self.model, self._replaying)
+            accepted = self._was_accepted(request, resume)
+            request = replace(request, resumed=past, was_accepted=accepted)
         num_scored = 0 if resume is None else resume.num_prompt_logprobs
-        is_complete = bool(past) and all(each.has_ended for each in past)
-        outputs = NoOutputs() if is_complete else self._engines.generate(request)
-        return TextStream(outputs, prompt, params, choices, past, seed=seed, num_scored=num_scored)
+        return TextStream(
+            self._outputs_of(request, num_scored),
+            prompt,
+            params,
+            choices,
+            past,
+            seed=seed,
+            num_scored=num_scored,
+            resume_proof=proof,
+        )
 
+    def _was_accepted(self, request: Request, resume: Resume) -> bool:
+        if self._proofs is None:
+            return False
+        return self._proofs.use(resume.proof, request, self.model.fingerprint)
 
-class NoOutputs:
-    """Of a request whose choices had ended when it was resumed."""
-
-    async def __anext__(self) -> RequestOutput:
-        raise StopAsyncIteration
-
-    def end(self, choice: int) -> None:
-        """There is none that runs."""
-
-    async def aclose(self) -> None:
-        """There is nothing to end."""
+    def _outputs_of(self, request: Request, num_scored: int) -> Outputs:
+        """`num_scored` tokens of the prompt, of which the first has none, have their scores."""
+        if request.resumed and all(each.has_ended for each in request.resumed):
+            return NoOutputs()
+        return self._engines.generate(request, num_scored=max(num_scored - 1, 0))
 
 
 class TextStream:
@@ -186,12 +210,15 @@ class TextStream:
         *,
         seed: int,
         num_scored: int,
+        resume_proof: bytes = b"",
     ) -> None:
         """`choices` have read what there is of them in `past`.
 
-        `num_scored` tokens of the prompt have got their log probabilities.
+        `num_scored` tokens of the prompt have got their log probabilities, and all where there is
+        output of choice 0.
         """
         self.prompt = prompt
+        self.resume_proof = resume_proof  # for who resumes it
         self.params = params
         self.seed = seed  # of the request; each choice has its own
         self.start: Start | None = None  # once the first token is there
@@ -201,7 +228,8 @@ class TextStream:
         self._num_output_tokens = sum(len(each.token_ids) for each in past)
         self._num_cached_tokens = 0
         # Of the prompt's tokens, the next whose log probability is to be told.
-        self._next_scored = None if params.prompt_logprobs is None else num_scored
+        is_scored = bool(past) and bool(past[0].token_ids)
+        self._next_scored = None if params.prompt_logprobs is None or is_scored else num_scored
 
     def __aiter__(self) -> Self:
         return self

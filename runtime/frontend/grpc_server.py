@@ -7,6 +7,7 @@ from grpc_reflection.v1alpha import reflection
 
 from protos import inference_pb2_grpc
 from protos.auth import AioTokenInterceptor, KeyRing
+from protos.malformed import AioMalformedInterceptor
 from protos.tls import add_port
 from runtime.credentials import public_server_credentials
 from runtime.errors import ConfigError
@@ -21,7 +22,11 @@ SERVER_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
+    # Clients connect again when they have something to ask for.
+    ("grpc.max_connection_idle_ms", 300_000),
 )
+# Calls beside those that take a slot: health, stats, what is refused.
+OTHER_CALLS = 1024
 
 
 class GrpcServer:
@@ -34,9 +39,16 @@ class GrpcServer:
         self._reflection = config.reflection
         self._statuses = health.aio.HealthServicer()
         self._server = grpc.aio.server(
-            interceptors=[AioTokenInterceptor(keys, exempt=EXEMPT_FROM_KEY)],
+            interceptors=[
+                AioTokenInterceptor(keys, exempt=EXEMPT_FROM_KEY),
+                AioMalformedInterceptor(),
+            ],
+            # Not by streams of a connection: more would wait at the client, and not be refused.
+            maximum_concurrent_rpcs=config.max_requests + OTHER_CALLS,
             options=(
                 *SERVER_OPTIONS,
+                ("grpc.max_allowed_incoming_connections", config.max_connections),
+                ("grpc.server_handshake_timeout_ms", round(config.read_timeout_s * 1000)),
                 ("grpc.so_reuseport", int(reuse_port)),
                 ("grpc.max_receive_message_length", config.max_body_bytes),
                 ("grpc.max_metadata_size", config.max_header_bytes),

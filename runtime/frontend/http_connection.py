@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import h11
@@ -9,8 +10,14 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 from uvicorn.server import ServerState
 
+from runtime.errors import CapacityError
 from runtime.frontend.http_limits import head_too_long, kind_of_status
-from runtime.frontend.http_refusal import JSON, LINGER_S, content_of
+from runtime.frontend.http_refusal import JSON, LINGER_S, NO_HEADERS, Refusals
+from runtime.frontend.openai.errors import STATUSES, Kind, headers_of, kind_of
+
+# So many connections beyond those that may be are told so; more are cut off.
+MAX_TOLD = 256
+RETRY_AFTER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,8 +32,10 @@ class ConnectionLimits:
 class Connections(ServerState):
     """Those of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_connections: int | None = None) -> None:
+        """None: no limit."""
         super().__init__()
+        self.max_connections = max_connections
         self._is_closed = False
         self._none_left = asyncio.Event()
         self._none_left.set()
@@ -35,6 +44,13 @@ class Connections(ServerState):
     def is_closed(self) -> bool:
         """No further ones are taken."""
         return self._is_closed
+
+    @property
+    def num_surplus(self) -> int:
+        """How many there are beyond those that may be."""
+        if self.max_connections is None:
+            return 0
+        return max(0, len(self.connections) - self.max_connections)
 
     def close(self) -> None:
         """Ends those that are idle now, and the others after their answer."""
@@ -66,11 +82,13 @@ class Connection(H11Protocol):
         config: Config,
         connections: Connections,
         limits: ConnectionLimits,
+        refusals: Refusals,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         super().__init__(config, connections, {}, loop)
         self._all = connections
         self._limits = limits
+        self._refusals = refusals
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
@@ -83,8 +101,13 @@ class Connection(H11Protocol):
         self._all.look()
         if self._all.is_closed:
             transport.abort()
-            return
-        self._time_head()
+        elif self._all.num_surplus > MAX_TOLD:
+            self._refusals.count(429)
+            transport.abort()
+        elif self._all.num_surplus:
+            self._refuse_surplus()
+        else:
+            self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -113,8 +136,10 @@ class Connection(H11Protocol):
         if status == 431:
             message = head_too_long(self._limits.max_header_bytes)
         else:
+            # Also where h11 would say 501, which clients take for ours and try again.
+            status = 400
             message = f"this is no HTTP/1.1 request: {error}"
-        self._refuse(status, message)
+        self._refuse(kind_of_status(status)._replace(status=status), message)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -139,10 +164,18 @@ class Connection(H11Protocol):
             self.transport.close()
             return
         self._refuse(
-            408, f"the head of the request didn't arrive within {self._limits.read_timeout_s:g} s"
+            STATUSES[408],
+            f"the head of the request didn't arrive within {self._limits.read_timeout_s:g} s",
         )
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse_surplus(self) -> None:
+        error = CapacityError(
+            f"max_connections={self._all.max_connections} are open: try again once some have ended",
+            retry_after_s=RETRY_AFTER_S,
+        )
+        self._refuse(kind_of(error), str(error), headers_of(error))
+
+    def _refuse(self, kind: Kind, message: str, more: Mapping[str, str] = NO_HEADERS) -> None:
         """Answers instead of the app, and ends the connection."""
         self._is_refused = True
         _stop(self._read_timer)
@@ -152,12 +185,12 @@ class Connection(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        content = content_of(kind_of_status(status), message)
+        content = self._refusals.content_of(kind, message)
         headers = [("content-type", JSON), ("content-length", str(len(content)))]
         response = h11.Response(
-            status_code=status,
-            headers=[*headers, ("connection", "close")],
-            reason=STATUS_PHRASES[status],
+            status_code=kind.status,
+            headers=[*headers, ("connection", "close"), *more.items()],
+            reason=STATUS_PHRASES[kind.status],
         )
         for event in (response, h11.Data(data=content), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")

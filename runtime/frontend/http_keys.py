@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from protos.auth import HEADER, KeyRing
-from runtime.frontend.http_refusal import refuse
+from runtime.frontend.http_refusal import Refusals
 from runtime.frontend.openai.errors import STATUSES
 
 SCHEME = "bearer"
@@ -21,8 +21,11 @@ class KeyGate:
     in a slash. `/` is that page alone. Their tenant is "".
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, exempt: tuple[str, ...]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, exempt: tuple[str, ...], refusals: Refusals
+    ) -> None:
         self._app = app
+        self._refusals = refusals
         self._keys = keys
         self._pages = frozenset(exempt)
         self._folders = tuple(path for path in exempt if path.endswith("/") and path != "/")
@@ -31,7 +34,7 @@ class KeyGate:
         tenant = self._tenant_of(scope["headers"])
         if tenant is None and not self._is_exempt(scope["path"]):
             challenge = {"www-authenticate": "Bearer"}
-            await refuse(scope, receive, send, STATUSES[401], MESSAGE, challenge)
+            await self._refusals.refuse(receive, send, STATUSES[401], MESSAGE, challenge)
             return
         scope["tenant"] = tenant or ""
         await self._app(scope, receive, send)

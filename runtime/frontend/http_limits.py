@@ -1,79 +1,114 @@
 """Limits on HTTP requests, between the server and the app."""
 
 import asyncio
+from collections.abc import Mapping
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from runtime.errors import InvalidRequestError
-from runtime.frontend.http_refusal import refuse
-from runtime.frontend.openai.errors import KINDS, STATUSES, Kind
+from runtime.errors import CapacityError, InvalidRequestError
+from runtime.frontend.body_space import BodySpace, Share
+from runtime.frontend.http_refusal import NO_HEADERS, Refusals
+from runtime.frontend.openai.errors import KINDS, STATUSES, Kind, headers_of, kind_of
 
 VERSIONS = frozenset({"1.0", "1.1"})
 BAD_REQUEST = KINDS[InvalidRequestError]
 # Of a header beside its name and value: colon, space, line end.
 HEADER_EXTRA_BYTES = 4
+# Who has no key asks for pages and probes, to which nothing is sent.
+MAX_STRANGER_BODY_BYTES = 1024
 
 
 class HeadLimit:
     """Refuses requests by their head: too long, or not of HTTP/1, as gRPC's are."""
 
-    def __init__(self, app: ASGIApp, *, max_header_bytes: int, grpc_port: int) -> None:
+    def __init__(
+        self, app: ASGIApp, refusals: Refusals, *, max_header_bytes: int, grpc_port: int
+    ) -> None:
         self._app = app
+        self._refusals = refusals
         self._max_header_bytes = max_header_bytes
         self._grpc_port = grpc_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["http_version"] not in VERSIONS:
-            await refuse(scope, receive, send, BAD_REQUEST, wrong_port(self._grpc_port))
+            message = wrong_port(self._grpc_port)
+            await self._refusals.refuse(receive, send, BAD_REQUEST, message)
         elif _num_bytes(scope) > self._max_header_bytes:
             message = head_too_long(self._max_header_bytes)
-            await refuse(scope, receive, send, STATUSES[431], message)
+            await self._refusals.refuse(receive, send, STATUSES[431], message)
         else:
             await self._app(scope, receive, send)
 
 
 class WholeRequests:
-    """Gives the app requests whose body is there, and cancels it once their client is gone."""
+    """Gives the app requests whose body is there, and cancels it once their client is gone.
 
-    def __init__(self, app: ASGIApp, *, max_body_bytes: int, read_timeout_s: float) -> None:
+    A body takes room in `space` from its first byte until its request has been answered.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        space: BodySpace,
+        refusals: Refusals,
+        *,
+        max_body_bytes: int,
+        read_timeout_s: float,
+    ) -> None:
         self._app = app
+        self._space = space
+        self._refusals = refusals
         self._max_body_bytes = max_body_bytes
         self._read_timeout_s = read_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(self._read_timeout_s):
-                body = await self._read(scope, receive)
-        except TimeoutError:
-            message = (
-                f"the body of the request didn't arrive within {self._read_timeout_s:g} s: "
-                "send less at once, or ask for a higher --read-timeout-s"
-            )
-            await refuse(scope, receive, send, STATUSES[408], message)
-        except _TooLargeError:
-            message = (
-                f"the body of the request is longer than max_body_bytes={self._max_body_bytes}: "
-                "send less at once"
-            )
-            await refuse(scope, receive, send, STATUSES[413], message)
-        else:
-            if body is not None:
-                await self._run(scope, body, receive, send)
+            with self._space.share() as share:
+                body = await self._read_in_time(scope, receive, share)
+                if body is not None:
+                    await self._run(scope, body, receive, send)
+        except _RefusedError as error:
+            await self._refusals.refuse(receive, send, error.kind, str(error), error.headers)
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The body; None where the client left before its end. Raises _TooLargeError."""
-        if _length_of(scope) > self._max_body_bytes:
-            raise _TooLargeError
+    async def _read_in_time(self, scope: Scope, receive: Receive, share: Share) -> bytes | None:
+        """The body; None where the client left before its end. Raises _RefusedError."""
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                return await self._read(scope, receive, share)
+        except TimeoutError as error:
+            raise _RefusedError(
+                STATUSES[408],
+                f"the body of the request didn't arrive within {self._read_timeout_s:g} s: "
+                "send less at once, or ask for a higher --read-timeout-s",
+            ) from error
+        except CapacityError as error:
+            raise _RefusedError(kind_of(error), str(error), headers_of(error)) from error
+
+    async def _read(self, scope: Scope, receive: Receive, share: Share) -> bytes | None:
+        self._check_length(scope, _length_of(scope))
         body = bytearray()
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
+            share.grow(len(message["body"]))
             body += message["body"]
-            if len(body) > self._max_body_bytes:
-                raise _TooLargeError
+            self._check_length(scope, len(body))
             if not message["more_body"]:
                 return bytes(body)
+
+    def _check_length(self, scope: Scope, num_bytes: int) -> None:
+        if not scope["tenant"] and num_bytes > MAX_STRANGER_BODY_BYTES:
+            raise _RefusedError(
+                STATUSES[413],
+                f"the body of a request without a key may have {MAX_STRANGER_BODY_BYTES} bytes",
+            )
+        if num_bytes > self._max_body_bytes:
+            raise _RefusedError(
+                STATUSES[413],
+                f"the body of the request is longer than max_body_bytes={self._max_body_bytes}: "
+                "send less at once",
+            )
 
     async def _run(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
         request = _Request(body, send)
@@ -127,8 +162,13 @@ class _Request:
             task.cancel()
 
 
-class _TooLargeError(Exception):
-    """A body is larger than it may be."""
+class _RefusedError(Exception):
+    """A body isn't taken."""
+
+    def __init__(self, kind: Kind, message: str, headers: Mapping[str, str] = NO_HEADERS) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.headers = headers
 
 
 def head_too_long(max_header_bytes: int) -> str:

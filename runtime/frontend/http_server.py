@@ -6,15 +6,19 @@ import socket
 import ssl
 import sys
 
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
 from protos import tls
 from protos.auth import KeyRing
 from runtime.errors import ConfigError
+from runtime.frontend.body_space import BodySpace
 from runtime.frontend.http_connection import Connection, ConnectionLimits, Connections
+from runtime.frontend.http_ids import RequestIds
 from runtime.frontend.http_keys import KeyGate
 from runtime.frontend.http_limits import HeadLimit, WholeRequests
+from runtime.frontend.http_refusal import CountRejection, Refusals
 from runtime.frontend_config import FrontendConfig
 
 logger = logging.getLogger(__name__)
@@ -72,8 +76,12 @@ class HttpServer:
         *,
         exempt: tuple[str, ...],
         grpc_port: int,
+        count_rejection: CountRejection = lambda reason: None,
     ) -> None:
-        """`bound` is closed by `stop`. Raises ConfigError: a file of TLS can't be used."""
+        """`bound` is closed by `stop`; `count_rejection` gets a reason of metrics.REJECTIONS.
+
+        Raises ConfigError: a file of TLS can't be used.
+        """
         _prepare(bound, config.write_timeout_s)
         self._bound = bound
         self._port = int(bound.getsockname()[1])
@@ -84,16 +92,21 @@ class HttpServer:
             read_timeout_s=config.read_timeout_s,
             write_timeout_s=config.write_timeout_s,
         )
+        self._refusals = refusals = Refusals(count_rejection)
         whole = WholeRequests(
-            app, max_body_bytes=config.max_body_bytes, read_timeout_s=config.read_timeout_s
+            app,
+            BodySpace(config.max_buffered_bytes),
+            refusals,
+            max_body_bytes=config.max_body_bytes,
+            read_timeout_s=config.read_timeout_s,
         )
         # Strangers are refused before their body is read.
-        gate = KeyGate(whole, keys, exempt)
-        self._uvicorn = _uvicorn_config(
-            HeadLimit(gate, max_header_bytes=config.max_header_bytes, grpc_port=grpc_port),
-            config.max_header_bytes,
+        gate = _shared(KeyGate(whole, keys, exempt, refusals), config.cors_origin)
+        limited = HeadLimit(
+            gate, refusals, max_header_bytes=config.max_header_bytes, grpc_port=grpc_port
         )
-        self.connections = Connections()
+        self._uvicorn = _uvicorn_config(RequestIds(limited), config.max_header_bytes)
+        self.connections = Connections(config.max_connections)
         self._server: asyncio.Server | None = None
 
     @property
@@ -105,7 +118,9 @@ class HttpServer:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self._uvicorn, self.connections, self._limits, loop),
+                lambda: Connection(
+                    self._uvicorn, self.connections, self._limits, self._refusals, loop
+                ),
                 sock=self._bound,
                 ssl=self._context,
                 backlog=BACKLOG,
@@ -142,6 +157,19 @@ def _prepare(bound: socket.socket, write_timeout_s: float) -> None:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         timeout_ms = round(write_timeout_s * 1000)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+
+
+def _shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
+    """The app for pages of `origins` too; what browsers ask before they send a key has none."""
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=("x-request-id", "retry-after"),
+    )
 
 
 def _uvicorn_config(app: ASGIApp, max_header_bytes: int) -> Config:

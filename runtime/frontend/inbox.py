@@ -22,6 +22,7 @@ class Inbox:
         self._unfinished = set(range(num_choices))
         self._ended: set[int] = set()  # by their taker
         self._outputs: dict[int, list[RequestOutput]] = {}  # by choice, the longest waiting first
+        self.was_refused = False  # the engine has failed it without ever taking it
         self._failure: LockstepError | None = None
         self._arrival = asyncio.Event()
 
@@ -50,8 +51,9 @@ class Inbox:
         self._unfinished.discard(choice)
         self._outputs.pop(choice, None)
 
-    def fail(self, error: LockstepError) -> None:
+    def fail(self, error: LockstepError, *, was_refused: bool = False) -> None:
         self._failure = error
+        self.was_refused = was_refused
         self._arrival.set()
 
     async def take(self) -> RequestOutput | None:

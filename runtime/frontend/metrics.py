@@ -77,7 +77,11 @@ class FrontendMetrics:
             registry=self._own,
         )
         self._rejections = Counter(
-            "lockstep_rejections", "Requests refused, by why.", ["reason"], registry=self._own
+            "lockstep_rejections",
+            "Requests refused, by why; also those that lockstep_requests hasn't, which were "
+            "refused before anyone looked at what they ask for.",
+            ["reason"],
+            registry=self._own,
         )
         self._resumed = Counter(
             "lockstep_resumed_requests",
@@ -121,13 +125,15 @@ class FrontendMetrics:
     def count_sent(self, num_tokens: int) -> None:
         self._tokens_sent.inc(num_tokens)
 
-    def render(self, stats: Mapping[str, EngineStats], model: ModelInfo) -> tuple[bytes, str]:
+    def render(
+        self, stats: Mapping[str, EngineStats], model: ModelInfo, addresses: Iterable[str] = ()
+    ) -> tuple[bytes, str]:
         """What a scrape gets, and its content type.
 
-        `stats` are those of the engines that answer, by address; none may.
+        `stats` are those of the engines that answer, by address; of all `addresses` none may.
         """
         registry = CollectorRegistry()
-        registry.register(EngineCollector(stats))
+        registry.register(EngineCollector(stats, addresses))
         registry.register(_InfoCollector(model))
         if self._folder is None:
             registry.register(_WithoutCreationTimes(self._own))

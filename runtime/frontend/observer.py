@@ -111,6 +111,10 @@ class SeenRequest:
         self._observer.metrics.count_open(self._endpoint)
         return self
 
+    def name(self, request_id: str) -> None:
+        """The client calls it so; that was in its body."""
+        self._request_id = request_id[:MAX_ID_CHARACTERS]
+
     def started(self, stream: TextStream) -> None:
         """What answers it; once for each prompt that it has."""
         self._streams.append(stream)
@@ -133,7 +137,8 @@ class SeenRequest:
         record = self._record(status_of(error))
         metrics = self._observer.metrics
         metrics.count_request(record.endpoint, record.status, record.duration_s)
-        if record.status in REJECTIONS:
+        # What an engine has begun to answer wasn't refused, however it ended.
+        if record.status in REJECTIONS and self._first_token_s is None:
             metrics.count_rejection(record.status)
         trace_id = self._observer.tracing.trace(record, self._headers)
         _log(record, trace_id)

@@ -1,6 +1,6 @@
 """The text of one choice's output, to where it ends."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from runtime.frontend.stop import StopFinder, StopMatch
@@ -27,10 +27,17 @@ class OutputText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        kept_special_ids: Collection[int] = (),
     ) -> None:
         self._detokenizer = Detokenizer(
-            tokenizer, prompt_token_ids, skip_special_tokens=params.skip_special_tokens
+            tokenizer,
+            prompt_token_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            kept_special_ids=kept_special_ids,
         )
         self._finder = StopFinder(params.stop) if params.stop else None
         self._keeps_stop = params.include_stop_str_in_output

@@ -5,6 +5,7 @@ import logging
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,11 +20,13 @@ from runtime.frontend.http_server import HttpServer, bind
 from runtime.frontend.keys import make_key_ring
 from runtime.frontend.metrics import FrontendMetrics
 from runtime.frontend.observer import Observer
+from runtime.frontend.open_files import allow_connections
 from runtime.frontend.openai.app import OPEN_PATHS, make_app
 from runtime.frontend.openai.routes import Operations
 from runtime.frontend.openai.service import OpenAIService
 from runtime.frontend.pages import pages
 from runtime.frontend.request_slots import RequestSlots
+from runtime.frontend.resume_proof import ResumeProofs
 from runtime.frontend.texts import Texts, open_texts
 from runtime.frontend.tracing import open_tracing
 from runtime.frontend_config import FrontendConfig
@@ -62,6 +65,7 @@ async def run_frontend(
     UnavailableError: no engine can be reached, or all are gone for good.
     """
     draining = draining or asyncio.Event()
+    config = replace(config, max_connections=allow_connections(config.max_connections))
     keys = make_key_ring(config)
     credentials = cluster_channel_credentials(config.cluster_certs)
     tracing = open_tracing(config.otlp_endpoint)
@@ -82,7 +86,8 @@ async def run_frontend(
         )
         stack.push_async_callback(pool.close)
         stack.push_async_callback(server.set_not_serving)
-        texts = await stack.enter_async_context(open_texts(config, pool))
+        proofs = ResumeProofs(engine_token)
+        texts = await stack.enter_async_context(open_texts(config, pool, proofs))
         observer = Observer(metrics, tracing, model=pool.model.name)
         frontend = _Frontend(config, pool, texts, observer, draining)
         http = frontend.http_server(bound, keys, grpc_port=server.port)
@@ -114,7 +119,7 @@ class _Frontend:
         self._texts = texts
         self._observer = observer
         self._draining = draining
-        self._slots = RequestSlots(config.max_requests_per_key)
+        self._slots = RequestSlots(config.max_requests_per_key, config.max_requests)
 
     def grpc_service(self, keys: KeyRing) -> InferenceService:
         return InferenceService(
@@ -143,7 +148,15 @@ class _Frontend:
             write_timeout_s=self._config.write_timeout_s,
         )
         exempt = (*OPEN_PATHS, *files)
-        return HttpServer(app, bound, self._config, keys, exempt=exempt, grpc_port=grpc_port)
+        return HttpServer(
+            app,
+            bound,
+            self._config,
+            keys,
+            exempt=exempt,
+            grpc_port=grpc_port,
+            count_rejection=self._observer.metrics.count_rejection,
+        )
 
     def why_not_ready(self) -> str | None:
         """Why no request is taken now."""
@@ -182,4 +195,4 @@ class _Frontend:
             stats = await self._pool.stats()
         except UnavailableError:  # the frontend's own numbers are there all the same
             stats = {}
-        return self._observer.metrics.render(stats, self._pool.model)
+        return self._observer.metrics.render(stats, self._pool.model, self._pool.addresses)

@@ -3,7 +3,7 @@
 Output text is cut at characters, never inside one, so it can be shown as it comes.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Self
@@ -38,6 +38,7 @@ class Tokenizer:
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if token.special
         )
+        self._ids_with: dict[tuple[str, ...], frozenset[int]] = {}
 
     @classmethod
     def load(cls, folder: str) -> Self | None:
@@ -81,6 +82,16 @@ class Tokenizer:
             return False
         return self._tokenizer.id_to_token(token_id) is not None
 
+    def special_ids_with(self, marks: tuple[str, ...]) -> frozenset[int]:
+        """Special tokens that one of `marks` is in."""
+        if marks not in self._ids_with:
+            self._ids_with[marks] = frozenset(
+                token_id
+                for token_id in self._special_ids
+                if any(mark in (self._tokenizer.id_to_token(token_id) or "") for mark in marks)
+            )
+        return self._ids_with[marks]
+
     def token_bytes(self, token_id: int) -> bytes:
         """What the token, at least 0, adds in the middle of a text: maybe a part of a character.
 
@@ -111,9 +122,14 @@ class Detokenizer:
         prompt_token_ids: Sequence[int],
         *,
         skip_special_tokens: bool = True,
+        kept_special_ids: Collection[int] = (),
     ) -> None:
-        self._decode = partial(tokenizer.decode, skip_special_tokens=skip_special_tokens)
-        self._has_text = partial(tokenizer.has_text, skip_special_tokens=skip_special_tokens)
+        """`kept_special_ids` have a text even where special tokens are skipped."""
+        self._tokenizer = tokenizer
+        self._skips_special = skip_special_tokens
+        self._kept_ids = kept_special_ids
+        # What is skipped never gets as far as that.
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False)
         self._window = self._context(prompt_token_ids)  # given out, then held
         self._num_held = 0
         self._sent = self._decode(self._window)  # of the window's text, what was given out
@@ -131,6 +147,10 @@ class Detokenizer:
         if not text.startswith(self._sent):
             text = self._restart()
         return self._without_prompt(text[len(self._sent) :])
+
+    def _has_text(self, token_id: int) -> bool:
+        skips = self._skips_special and token_id not in self._kept_ids
+        return self._tokenizer.has_text(token_id, skip_special_tokens=skips)
 
     def _context(self, prompt_token_ids: Sequence[int]) -> list[int]:
         """The prompt's last tokens that have text, from the start of a character on."""

@@ -13,6 +13,7 @@ from runtime.frontend.engine_pool import EnginePool
 from runtime.frontend.generator import Generator, Limits
 from runtime.frontend.openai.parsing import ParserChoice
 from runtime.frontend.prompts import PromptReader
+from runtime.frontend.resume_proof import ResumeProofs
 from runtime.frontend.text import Tokenizer
 from runtime.frontend_config import FrontendConfig
 
@@ -27,10 +28,12 @@ class Texts(NamedTuple):
 
 
 @asynccontextmanager
-async def open_texts(config: FrontendConfig, pool: EnginePool) -> AsyncIterator[Texts]:
+async def open_texts(
+    config: FrontendConfig, pool: EnginePool, proofs: ResumeProofs | None = None
+) -> AsyncIterator[Texts]:
     """Reads the tokenizer and the chat template of the pool's model.
 
-    Raises ConfigError: one of them can't be used.
+    `proofs` as for Generator. Raises ConfigError: one of them can't be used.
     """
     folder = pool.model.path
     override = None if config.chat_template is None else Path(config.chat_template)
@@ -55,7 +58,7 @@ async def open_texts(config: FrontendConfig, pool: EnginePool) -> AsyncIterator[
             max_logprobs=config.max_logprobs,
         )
         yield Texts(
-            Generator(pool, prompts, limits),
+            Generator(pool, prompts, limits, proofs),
             ParserChoice(template, tools=config.tool_parser, reasoning=config.reasoning_parser),
         )
     finally:

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Outcome = CompiledGrammar | LockstepError
 OnDone = Callable[[Outcome], None]
 IsWanted = Callable[[], bool]
+Call = Callable[[], None]
 
 CLOSE_TIMEOUT_S = 5.0
 RETRY_S = 1.0
@@ -55,7 +56,7 @@ class GrammarCompiler:
         self._limits = limits or GrammarLimits()
         self._vetter = Vetter(self._limits)
         self._lock = threading.Lock()  # of the four below
-        self._jobs: SimpleQueue[Structure | None] = SimpleQueue()
+        self._jobs: SimpleQueue[Structure | Call | None] = SimpleQueue()
         self._waiting: dict[Structure, list[_Waiter]] = {}
         self._compiled: OrderedDict[Structure, CompiledGrammar] = OrderedDict()
         self._closed = False
@@ -87,6 +88,10 @@ class GrammarCompiler:
                     outcome = self._enqueue(structure, _Waiter(on_done, is_wanted))
         if outcome is not None:
             on_done(outcome)
+
+    def run(self, call: Call) -> None:
+        """Runs a call on the compiler's thread, after what waits there; after `close` never."""
+        self._jobs.put(call)
 
     def close(self) -> None:
         """Answers all that wait with UnavailableError, and ends the helper process. Idempotent."""
@@ -126,9 +131,11 @@ class GrammarCompiler:
     def _run(self, model_path: str, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         tokenizer = self._read_tokenizer(model_path, vocab_size, eos_token_ids)
         try:
-            while (structure := self._jobs.get()) is not None:
-                if self._is_wanted(structure):
-                    self._finish(structure, self._outcome(tokenizer, structure))
+            while (job := self._jobs.get()) is not None:
+                if not isinstance(job, Structure):
+                    job()
+                elif self._is_wanted(job):
+                    self._finish(job, self._outcome(tokenizer, job))
         finally:
             self._vetter.close()
 

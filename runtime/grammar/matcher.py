@@ -112,6 +112,21 @@ class Matcher:
         """Whether the output may end here."""
         return self.error is None and self._state.is_accepting()
 
+    @property
+    def num_tokens(self) -> int:
+        """That it has taken."""
+        return len(self._token_ids)
+
+    def follow(self, token_ids: Sequence[int]) -> None:
+        """As `replay`, up to a token that can't be taken, which `replay` is to settle.
+
+        May be on another thread than that of the others that share its states.
+        """
+        for token_id in token_ids:
+            if not self._state.consume_token(token_id):
+                return
+            self._token_ids.append(token_id)
+
     def advance(self, token_id: int) -> None:
         """Takes the next token. Where it can't, `error` is set."""
         if self.error is not None:

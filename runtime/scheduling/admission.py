@@ -130,7 +130,7 @@ class Admission:
         sequence.num_overtaken = 0
         is_newcomer = self._waiting.admit(sequence, now)
         self._running.start(sequence, admitted)
-        if is_newcomer:
+        if is_newcomer and sequence.first_choice is sequence:
             # Of one that is resumed, output may be there too.
             sequence.num_cached_tokens = min(prefix.num_tokens, sequence.num_prompt_tokens)
             self.num_cached_tokens += sequence.num_cached_tokens

@@ -64,7 +64,9 @@ class Latencies:
         reason = sequence.finish_reason
         assert reason is not None, f"{sequence} goes on"
         self.num_finished[reason] += 1
-        self.output_tokens.observe(max(sequence.num_output_tokens, 0))  # a held fork has no prompt
+        # A held fork has no prompt. What another engine gave was counted there.
+        num_new = sequence.num_output_tokens - sequence.num_resumed_tokens
+        self.output_tokens.observe(max(num_new, 0))
         first = sequence.first_choice
         first.num_live_choices -= 1
         if first.num_live_choices == 0 and reason is not FinishReason.ABORT:

@@ -80,7 +80,6 @@ class Scheduler:
         """
         assert sequence.num_tokens <= self._max_sequence_tokens, f"{sequence} is too long"
         family = [sequence, *sequence.forks]
-        sequence.num_live_choices = len(family)
         for each in family:
             assert each.sequence_id not in self._sequences, f"{each} is known already"
             each.arrival = self._num_arrivals

@@ -33,6 +33,7 @@ class Sequence:
         "forks",
         "is_resumed",
         "last_token_s",
+        "leader",
         "max_num_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
@@ -40,6 +41,7 @@ class Sequence:
         "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_resumed_tokens",
         "num_scored_tokens",
         "params",
         "priority",
@@ -72,13 +74,14 @@ class Sequence:
         """Times are of the scheduler's clock: its request came at `submitted_s`.
 
         `bad_words` are those of `params`. One that `is_resumed` was accepted before, here or
-        elsewhere, and may have output already.
+        elsewhere. `output_token_ids` are what there is already.
         """
         self.sequence_id = sequence_id
         # An array, not a list: the garbage collector would walk a list's millions of tokens.
         self.token_ids = array("i", prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.token_ids.extend(output_token_ids)
+        self.num_resumed_tokens = len(self.token_ids) - self.num_prompt_tokens
         self.is_resumed = is_resumed
         self.num_computed_tokens = 0
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
@@ -106,6 +109,7 @@ class Sequence:
         self.sampler_needs: object = None  # kept for its forks and for when it's preempted
         self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
         self.fork_of: Sequence | None = None
+        self.leader: Sequence | None = None  # choice 0, or the first that goes on; None: this one
         self.forks: tuple[Sequence, ...] = ()
 
     @property
@@ -118,8 +122,8 @@ class Sequence:
 
     @property
     def first_choice(self) -> "Sequence":
-        """Choice 0 of its request, with what is known of the request as a whole."""
-        return self.fork_of or self
+        """Choice 0, or the first that goes on, with what is known of the request as a whole."""
+        return self.leader or self
 
     @property
     def awaits_scores(self) -> bool:
@@ -132,6 +136,11 @@ class Sequence:
             and self.fork_of is None
             and self.num_scored_tokens < self.num_prompt_tokens - 1
         )
+
+    def lead(self, other: "Sequence") -> None:
+        """The other is a choice of the same request."""
+        other.leader = self
+        self.num_live_choices += 1
 
     def fork(self, sequence_id: int, *, seed: int) -> "Sequence":
         """Another choice for the same prompt, which will share its blocks.
@@ -153,6 +162,7 @@ class Sequence:
         )
         other.num_prompt_tokens = self.num_prompt_tokens
         other.fork_of = self
+        self.lead(other)
         other.status = Status.HELD
         self.forks += (other,)
         return other

@@ -60,7 +60,8 @@ class WaitingRoom:
         Raises CapacityError: the queue is full, with a hint when to try again. Never for a resumed
         one.
         """
-        if not sequence.is_resumed:
+        # Of a request with several choices, which may have begun elsewhere, the first counts.
+        if not sequence.is_resumed and sequence.first_choice is sequence:
             self._check_limits(sequence, num_free_slots)
         if sequence.awaits_scores and len(self._scored) >= MAX_SCORED:
             self._unscored[sequence.sequence_id] = sequence

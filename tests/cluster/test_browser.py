@@ -53,7 +53,9 @@ def served(tmp_path: Path) -> Iterator[tuple[str, GatedOracle]]:
     server = EngineServer(engine, "engine-token")
     server.start()
     try:
-        with RunningFrontend(server) as frontend:
+        template = tmp_path / "template.jinja"
+        template.write_text("{{ messages[0].content }}")
+        with RunningFrontend(server, chat_template=str(template)) as frontend:
             yield f"http://{frontend.http_address}", executor
     finally:
         executor.permit(1000)
@@ -84,9 +86,9 @@ class Watched:
         self.page.get_by_label("API key").fill(key)
         self.page.get_by_role("button", name="Connect").click()
 
-    def run(self, max_tokens: int) -> None:
+    def run(self, max_tokens: int, endpoint: str = "completion") -> None:
         self.page.get_by_label("Prompt").fill(text_of([5, 6, 7]))
-        self.page.get_by_label("Endpoint").select_option("completion")
+        self.page.get_by_label("Endpoint").select_option(endpoint)
         self.page.get_by_label("Max tokens").fill(str(max_tokens))
         self.page.get_by_label("Temperature").fill("0")
         self.page.get_by_role("button", name="Run").click()
@@ -130,6 +132,19 @@ def test_page_shows_live_numbers_and_streams_text(served, tab: Watched, tmp_path
     assert tab.errors == []
     assert [url for url in tab.asked if not url.startswith((f"{address}/", "data:"))] == []
     assert f"{address}/v1/completions" in tab.asked
+
+
+def test_a_chat_streams_as_text_does(served, tab: Watched):
+    address, executor = served
+    executor.permit(NUM_TOKENS)
+    tab.connect(API_KEY)
+    expect(tab, TOKENS).to_have_text("0")
+
+    tab.run(NUM_TOKENS, "chat")
+    expect(tab, "#outcome").to_have_text("Finished: length")
+    assert len(tab.page.locator("#output").text_content()) == NUM_TOKENS
+    assert f"{address}/v1/chat/completions" in tab.asked
+    assert tab.errors == []
 
 
 def test_stop_ends_a_stream_and_the_page_goes_on(served, tab: Watched):

@@ -249,6 +249,9 @@ def test_wrong_configuration_is_refused(values: dict[str, float], message: str) 
         ({"http_port": 50051}, "http_port=50051 must be another than port=50051"),
         ({"max_n": 0}, r"max_n=0 must be in \[1, "),
         ({"max_body_bytes": 0}, "max_body_bytes=0 must be in"),
+        ({"max_buffered_bytes": 1}, "max_buffered_bytes=1 must be in"),
+        ({"max_requests": 0}, "max_requests=0 must be in"),
+        ({"max_connections": 0}, "max_connections=0 must be in"),
         ({"max_prompt_tokens": 0}, "max_prompt_tokens=0 must be at least 1"),
         ({"max_requests_per_key": 0}, "max_requests_per_key=0 must be at least 1"),
         ({"drain_timeout_s": -1}, "drain_timeout_s=-1 must be in"),
@@ -257,6 +260,8 @@ def test_wrong_configuration_is_refused(values: dict[str, float], message: str) 
         ({"tls_cert": "cert.pem"}, "tls_cert and tls_key must be set together"),
         ({"tls_client_ca": "ca.pem"}, "tls_client_ca needs tls_cert and tls_key"),
         ({"otlp_endpoint": ""}, "otlp_endpoint is empty"),
+        ({"cors_origin": ("https://a.org/",)}, "cors_origin='https://a.org/' must be"),
+        ({"cors_origin": ("*", "a.org")}, "cors_origin='a.org' must be"),
     ],
 )
 def test_wrong_frontend_configuration_is_refused(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.logs import JsonFormatter, TextFormatter, escape
+from runtime.logs import GRPC_LOGGER, JsonFormatter, TextFormatter, escape, is_wanted
 
 pytestmark = pytest.mark.unit
 
@@ -106,6 +106,25 @@ def test_fields_that_json_has_no_form_for_are_text() -> None:
 def test_a_field_takes_no_place_of_the_records_own() -> None:
     line = json.loads(JsonFormatter().format(make_record("x", time="never", level="none")))
     assert (line["level"], line["time"][:4]) == ("INFO", "2023")
+
+
+@pytest.mark.parametrize(
+    ("logger", "file", "wanted"),
+    [
+        (GRPC_LOGGER, "src/python/grpcio/grpc/_cython/_cygrpc/grpc_string.pyx.pxi", False),
+        (GRPC_LOGGER, "runtime/frontend/answer.py", True),
+        ("runtime.frontend", "src/python/grpcio/grpc/_cython/_cygrpc/grpc_string.pyx.pxi", True),
+    ],
+)
+def test_what_grpc_cannot_decode_is_not_told(logger: str, file: str, wanted: bool) -> None:
+    record = make_record("Invalid encoding on %s", b"Bearer secret\xe9")
+    record.name = logger
+    with pytest.raises(UnicodeDecodeError) as failed:
+        exec(compile("b'\\xe9'.decode()", file, "exec"))
+    record.exc_info = (failed.type, failed.value, failed.tb)
+    assert is_wanted(record) is wanted
+    record.exc_info = raised(ValueError("another"))
+    assert is_wanted(record)
 
 
 @pytest.mark.parametrize("format", ["text", "json"])

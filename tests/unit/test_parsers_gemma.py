@@ -34,8 +34,17 @@ MARKED = [
         Parsed("", [("f", '{"a": {"b": [1, "x", {"c": null}], "d": {}}, "e": []}')]),
     ),
     (
-        marked("call:f{a:bare text ,b:01,c:NaN}"),
-        Parsed("", [("f", '{"a": "bare text", "b": "01", "c": "NaN"}')]),
+        marked("call:f{a:bare text ,b:01,c:NaN,d:-Infinity,e:Infinity,f:-0.5}"),
+        Parsed(
+            "",
+            [
+                (
+                    "f",
+                    '{"a": "bare text", "b": "01", "c": "NaN", "d": "-Infinity", '
+                    '"e": "Infinity", "f": -0.5}',
+                )
+            ],
+        ),
     ),
     (marked("call:f{<escape>a<escape>:1}"), Parsed("", [("f", '{"a": 1}')])),
     (marked("call:f{a:<escape><escape>}"), Parsed("", [("f", '{"a": ""}')])),

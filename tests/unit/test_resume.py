@@ -45,6 +45,7 @@ def make_request(*resumed: ResumedChoice, n: int | None = None, **params: Any) -
         params=complete_params(**fields),
         seed=7,
         resumed=resumed,
+        was_accepted=bool(resumed),
     )
 
 
@@ -94,6 +95,18 @@ def test_without_output_choices_are_forks_as_ever() -> None:
     assert not any(each.is_resumed for each in choices_of(make_request(n=2)).values())
 
 
+def test_what_no_engine_has_accepted_is_as_new() -> None:
+    request = replace(make_request(ResumedChoice((5, 6)), NOTHING), was_accepted=False)
+    choices = choices_of(request)
+    assert not any(each.is_resumed for each in choices.values())
+    assert choices[0].num_output_tokens == 2
+    scheduler = make_busy(queue=QueueLimits(max_queued_requests=1))
+    for each in choices.values():  # of one request, the first counts
+        scheduler.add(each, 1.0)
+    with pytest.raises(CapacityError, match="2 requests wait: max_queued_requests=1"):
+        scheduler.add(make_sequence(9, [1]), 1.0)
+
+
 def test_with_output_each_choice_that_goes_on_is_by_itself() -> None:
     first, second, third = ResumedChoice((5, 6)), ENDED, NOTHING
     request = replace(make_request(first, second, third), timeout_s=9.0)
@@ -102,6 +115,8 @@ def test_with_output_each_choice_that_goes_on_is_by_itself() -> None:
     assert ids(choices.values()) == [1, 2]
     assert [each.token_ids.tolist() for each in choices.values()] == [[*PROMPT, 5, 6], PROMPT]
     assert [each.num_output_tokens for each in choices.values()] == [2, 0]
+    assert [each.first_choice for each in choices.values()] == [choices[0]] * 2
+    assert choices[0].num_live_choices == 2
     assert [each.seed for each in choices.values()] == [7, fork_seed(7, 2)]
     for each in choices.values():
         assert each.fork_of is None

@@ -8,6 +8,7 @@ import pytest
 from protos import common_pb2, engine_pb2
 from runtime import engine_codec
 from runtime.errors import CapacityError
+from runtime.failure_codec import decode_failure, encode_failure
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput, TokenLogprobs
 from runtime.sampling_params import CompleteParams, SamplingDefaults, SamplingParams
 from tests.frontend import make_model
@@ -208,10 +209,10 @@ def test_a_model_without_one_of_its_defaults_is_refused(name: str) -> None:
 
 def test_when_to_try_again_is_rounded_up() -> None:
     failure = RequestFailure(1, CapacityError("full", retry_after_s=0.0001))
-    assert engine_codec.encode_failure(failure).retry_after_ms == 1
+    assert encode_failure(failure).retry_after_ms == 1
 
 
 def test_a_full_engine_that_names_no_time_is_refused() -> None:
     message = engine_pb2.RequestFailed(kind=engine_pb2.RequestFailed.KIND_CAPACITY)
     with pytest.raises(ValueError, match="retry_after_ms is missing"):
-        engine_codec.decode_failure(message)
+        decode_failure(message)

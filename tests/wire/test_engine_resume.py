@@ -121,7 +121,7 @@ def test_a_full_engine_takes_resumed_requests() -> None:
     assert isinstance(served.failures[2], CapacityError)
     for request_id in (3, 4):
         past = (ResumedChoice((5,)), ResumedChoice())
-        served.add(request_id, [1, 2], n=2, ignore_eos=True, resumed=past)
+        served.add(request_id, [1, 2], n=2, ignore_eos=True, resumed=past, was_accepted=True)
     served.drain()
     assert {*served.ends} == {(1, 0), (3, 0), (3, 1), (4, 0), (4, 1)}
     assert [len(served.tokens[4, choice]) for choice in (0, 1)] == [3, 4]
@@ -158,7 +158,13 @@ STRUCTURES = [
 ]
 
 
-def resume(client: Client, request_id: int, *past: ResumedChoice, **params: Any) -> None:
+def resume(
+    client: Client,
+    request_id: int,
+    *past: ResumedChoice,
+    was_accepted: bool = True,
+    **params: Any,
+) -> None:
     """As `client.add`, from where it stands."""
     sampling = complete_params(max_tokens=160, n=len(past), **params)
     client.connection.add(
@@ -168,6 +174,7 @@ def resume(client: Client, request_id: int, *past: ResumedChoice, **params: Any)
             params=sampling,
             seed=request_id,
             resumed=past,
+            was_accepted=was_accepted,
         )
     )
 
@@ -210,6 +217,9 @@ def test_resumed_requests_may_always_wait_for_their_structure(compiler: GrammarC
         client.wait()
         assert isinstance(client.failures[2], CapacityError)
         resume(client, 3, ResumedChoice(), regex="[0-9]{3}")
+        resume(client, 4, ResumedChoice(), was_accepted=False, regex="[0-9]{3}")
+        client.wait()
+        assert isinstance(client.failures[4], CapacityError)
         held.release()
         held.release()
         client.wait(2)
@@ -290,6 +300,7 @@ def test_a_resumed_request_comes_back_as_it_was() -> None:
         params=complete_params(n=3, seed=7),
         seed=7,
         resumed=past,
+        was_accepted=True,
     )
     assert engine_codec.decode_request(engine_codec.encode_request(request)) == request
 

@@ -19,6 +19,7 @@ from runtime.errors import (
     LockstepError,
     WorkerError,
 )
+from runtime.failure_codec import decode_failure
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
 from runtime.stats_codec import decode_stats
 from tests.frontend import FakeEngine, make_model
@@ -165,7 +166,7 @@ def test_failures_carry_their_kind(
     failed = frontend.read().failed
     assert (failed.request_id, failed.message) == (1, str(error))
     assert engine_pb2.RequestFailed.Kind.Name(failed.kind) == kind
-    decoded = engine_codec.decode_failure(failed).error
+    decoded = decode_failure(failed).error
     assert type(decoded) in type(error).__mro__
     assert vars(decoded) == vars(error)
 

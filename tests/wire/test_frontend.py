@@ -72,6 +72,20 @@ def test_concurrent_streams_get_their_own_text(folder: Path) -> None:
     server.stop(grace_s=5)
 
 
+def test_the_same_request_id_twice_at_once_is_fine(engine: FakeEngine, client: Client) -> None:
+    calls = [client.generate(token_ids=[5], request_id="mine") for _ in range(2)]
+    requests = [engine.added.get(timeout=TIMEOUT_S) for _ in calls]
+    assert len({request.request_id for _, request in requests}) == 2
+    for connection, request in requests:
+        token = 7 + request.request_id
+        connection.sink([RequestOutput(request.request_id, (token,), FinishReason.LENGTH)])
+    responses = [response for call in calls for response in call]
+    assert [each.request_id for each in responses] == ["mine", "mine"]
+    assert {each.token_ids[0] for each in responses} == {
+        7 + request.request_id for _, request in requests
+    }
+
+
 def test_a_message_brings_its_step_before_the_next_one(engine: FakeEngine, client: Client) -> None:
     call = client.generate("two", max_tokens=3)
     connection, request = engine.added.get(timeout=TIMEOUT_S)
@@ -197,6 +211,10 @@ BAD_REQUESTS = {
     ),
     "max_tokens 0": ({"text": "two", "max_tokens": 0}, "max_tokens=0 must be"),
     "max_tokens < 0": ({"text": "two", "max_tokens": -5}, "max_tokens=-5 must be"),
+    "max_tokens huge": (
+        {"token_ids": [5, 6], "max_tokens": 2**31 - 1},
+        "prompt of 2 tokens + max_tokens=2147483647 is 2147483649 tokens: more than",
+    ),
     "temperature": ({"text": "two", "temperature": -0.5}, "temperature=-0.5 must be"),
     "NaN": ({"text": "two", "temperature": float("nan")}, "temperature=nan must be"),
     "top_p": ({"text": "two", "top_p": 0.0}, "top_p=0.0 must be"),

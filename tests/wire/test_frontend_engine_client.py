@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 
 import grpc
 import pytest
@@ -137,6 +138,38 @@ def test_a_caller_that_left_does_not_shift_the_answers(engine: FakeEngine, addre
         assert leaving.cancelled()
 
     asyncio.run(main())
+
+
+def test_who_asks_while_an_answer_is_under_way_gets_the_same(
+    engine: FakeEngine, address: str
+) -> None:
+    answers = [replace(engine.stats(), num_steps=count) for count in range(3)]
+    engine.stats = iter(answers).__next__
+
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        assert await asyncio.gather(client.stats(), client.stats()) == [answers[0]] * 2
+        assert await client.stats() == answers[1]
+        await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_late_answer_of_one_that_was_left_is_no_error(
+    address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        client = await EngineClient.connect(address, TOKEN)
+        asking = asyncio.ensure_future(client.stats())
+        await asyncio.sleep(0)  # let it ask
+        client._fail("it is left")
+        with pytest.raises(UnavailableError, match="it is left"):
+            await asking
+        await asyncio.wait([client._reader], timeout=TIMEOUT_S)
+        await client.close()
+
+    asyncio.run(main())
+    assert not caplog.records
 
 
 def test_close_fails_what_runs_and_what_comes(engine: FakeEngine, address: str) -> None:

@@ -225,9 +225,13 @@ def test_no_key_is_on_a_command_line(keys: Path) -> None:
 
 
 def test_what_is_unset_is_not_passed_on() -> None:
-    config = FrontendConfig(port=0, api_key="key-of-all", reflection=True)
+    config = FrontendConfig(
+        port=0, api_key="key-of-all", reflection=True, cors_origin=("https://a.org", "http://b:1")
+    )
     command = frontend_command(config, "127.0.0.1:1", verbose=False)
     assert "--reflection" in command
+    origins = ["--cors-origin=https://a.org", "--cors-origin=http://b:1"]
+    assert [word for word in command if word.startswith("--cors-origin")] == origins
     assert not any(word.startswith(("--api-keys", "--tls", "--verbose")) for word in command)
     secrets = frontend_secrets(FrontendConfig(), "engine-token")
     assert secrets == {"LOCKSTEP_ENGINE_TOKEN": "engine-token"}

@@ -11,6 +11,7 @@ import uvicorn
 
 from runtime.errors import ConfigError
 from runtime.frontend.http_connection import Connection, ConnectionLimits, Connections
+from runtime.frontend.http_refusal import Refusals
 from runtime.frontend.http_server import bind
 from tests.http_serving import CHUNK, HOST, TIMEOUT_S, App, RunningHttp, wire
 
@@ -97,7 +98,7 @@ def test_a_reader_that_takes_little_is_not_cut_off() -> None:
     transport, timers = FakeTransport(), FakeTimers()
     limits = ConnectionLimits(max_header_bytes=1024, read_timeout_s=1.0, write_timeout_s=5.0)
     config = uvicorn.Config(App(), lifespan="off", log_config=None)
-    connection = Connection(config, Connections(), limits, timers)
+    connection = Connection(config, Connections(), limits, Refusals([].append), timers)
     connection.connection_made(transport)
     transport.num_bytes = 100
     connection.pause_writing()

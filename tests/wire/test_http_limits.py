@@ -46,7 +46,7 @@ def test_a_request_reaches_the_app_whole_and_a_connection_serves_several(
             assert answer.status == 200
             told = b'{"path": "/v1", "tenant": "%s", "num_bytes": %d}'
             assert answer.body == told % (TENANT.encode(), num_bytes)
-            assert answer.headers.keys() == {"content-length"}
+            assert answer.headers.keys() == {"content-length", "x-request-id"}
 
 
 def test_pipelined_requests_are_answered_in_order(server: RunningHttp) -> None:

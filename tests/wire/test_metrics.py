@@ -193,6 +193,14 @@ def test_clients_can_not_make_labels() -> None:
     assert not any("49" in str(labels) for _, labels in samples)
 
 
+def test_an_engine_that_does_not_answer_is_shown_as_missing() -> None:
+    body, _ = FrontendMetrics().render({"b:1": make_stats()}, MODEL, ["a:1", "b:1"])
+    samples = read(body.decode())
+    assert value_of(samples, "engine_up", engine="a:1") == 0
+    assert value_of(samples, "engine_up", engine="b:1") == 1
+    assert ("lockstep_steps_total", frozenset({("engine", "a:1")})) not in samples
+
+
 def test_frontends_in_one_process_count_apart() -> None:
     first, second = FrontendMetrics(), FrontendMetrics()
     first.count_resumed()

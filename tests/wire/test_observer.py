@@ -146,6 +146,32 @@ def test_refused_requests_are_counted_by_reason() -> None:
     assert 'lockstep_rejections_total{reason="other"} 0.0' in lines
 
 
+def test_what_breaks_after_its_first_token_was_not_refused() -> None:
+    observed = Observed()
+
+    def break_off() -> None:
+        stream = make_stream(*OUTPUTS)
+        with observed.request() as seen:
+            seen.started(stream)
+            observed.deliver(seen, stream, after_s=1.0)
+            raise UnavailableError("the engine is gone")
+
+    with pytest.raises(UnavailableError):
+        break_off()
+    lines = rendered(observed)
+    labels = 'endpoint="/v1/completions",status="unavailable"'
+    assert f"lockstep_requests_total{{{labels}}} 1.0" in lines
+    assert 'lockstep_rejections_total{reason="unavailable"} 0.0' in lines
+
+
+def test_a_request_is_logged_by_the_name_in_its_body(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "runtime.frontend.observer")
+    with Observed().request() as seen:
+        seen.name("x" * 1000)
+    (record,) = caplog.records
+    assert json.loads(JsonFormatter().format(record))["request_id"] == "x" * 128
+
+
 def test_a_client_that_leaves_is_counted_as_such() -> None:
     observed = Observed()
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import tokenizers
 
 from tests.openai import (
     CHAT,
@@ -167,10 +168,6 @@ def test_every_role_and_parts_of_texts_reach_the_template(
             [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
             "messages[0].content[0].type='image_url' can't be served: must be 'text'",
         ),
-        (
-            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
-            "messages[0].tool_calls[0].function.arguments",
-        ),
     ],
 )
 def test_wrong_messages_are_refused_by_name(
@@ -227,6 +224,9 @@ def test_logprobs_of_chunks_are_those_of_the_whole_answer(
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs=-1 must be in [0, 20]"),
         ({"logprobs": 2}, "logprobs=2 must be true or false"),
         ({"max_tokens": 0}, "max_tokens=0 must be at least 1 and at most"),
+        ({"max_tokens": -1}, "max_tokens=-1 must be at least 1 and at most"),
+        ({"max_completion_tokens": -1}, "max_tokens=-1 must be at least 1 and at most"),
+        ({"max_tokens": 10**12}, "max_tokens=1000000000000 must be at least 1 and at most"),
         (
             {"max_tokens": 3, "max_completion_tokens": 4},
             "max_tokens=3 and max_completion_tokens=4 are set: leave one out",
@@ -354,15 +354,44 @@ def test_a_prompt_that_ends_inside_of_reasoning_goes_on_there(thinking: RunningA
     assert (message["reasoning_content"], message["content"]) == ("the dog", "the fox")
 
 
-def test_special_tokens_are_kept_for_parsers_alone(
-    app: RunningApp, thinking: RunningApp, engine: SayingEngine
+def test_of_special_tokens_only_those_that_a_parser_looks_for_are_read(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<think>", "</think>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    engine = SayingEngine(folder)
+    engine.texts = ["<think>why<unk></think>the<unk> fox"]
+    with (
+        RunningApp(engine, folder, template=THINKING_TEMPLATE) as app,
+        http_client(app) as client,
+    ):
+        for fields in ({}, {"skip_special_tokens": True}):
+            message = chat(client, **fields)["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == ("why", "the fox")
+        message = chat(client, skip_special_tokens=False)["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("why<unk>", "the<unk> fox")
+    with RunningApp(engine, folder) as app, http_client(app) as client:
+        assert chat(client)["choices"][0]["message"]["content"] == "whythe fox"
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_logprobs", "top_k"),
+    [
+        ({"logprobs": False, "top_logprobs": 0}, None, 0),
+        ({"top_logprobs": 0, "top_k": 0}, None, 0),
+        ({"logprobs": True, "top_logprobs": 0, "top_k": -1}, 0, 0),
+    ],
+)
+def test_what_clients_send_for_nothing_means_nothing(
+    client: httpx2.Client,
+    engine: SayingEngine,
+    fields: dict[str, Any],
+    num_logprobs: int | None,
+    top_k: int,
 ) -> None:
-    wanted = []
-    for each, fields in [(app, {}), (thinking, {}), (thinking, {"skip_special_tokens": True})]:
-        with http_client(each) as client:
-            chat(client, **fields)
-        wanted.append(each.engine.requests[-1].params.skip_special_tokens)
-    assert wanted == [True, False, True]
+    chat(client, **fields)
+    params = engine.requests[-1].params
+    assert (params.logprobs, params.top_k) == (num_logprobs, top_k)
 
 
 def test_a_model_without_a_template_takes_no_chats(folder: Path) -> None:

@@ -125,7 +125,7 @@ def test_max_tokens_is_16_where_it_is_null_or_unset(
         ([10**30], "prompt token id 1000000000000000000000000000000 must be in [0, 600)"),
         ([3] * 4097, "prompt of 4097 tokens is more than max_model_len=4096"),
         ([3] * 4096, "prompt of 4096 tokens + at least 1 new is 4097 tokens: more than"),
-        (["a"] * 1025, "prompt has 1025 entries: must be at most 1024"),
+        (["a"] * 257, "prompt has 257 entries: must be at most 256"),
     ],
 )
 def test_a_wrong_prompt_is_refused_by_name(

@@ -227,3 +227,17 @@ def check(kind: Any, content: dict[str, Any]) -> None:
     """Raises where the answer has what its type hasn't, or lacks something."""
     adapter = pydantic.TypeAdapter(kind)
     assert adapter.dump_python(adapter.validate_python(content, strict=True)) == content
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_probes_may_ask_for_the_head_alone(client: httpx2.Client, path: str) -> None:
+    response = client.head(path)
+    assert (response.status_code, response.content) == (200, b"")
+    assert "head" not in good(client.get("/openapi.json"))["paths"][path]
+
+
+@pytest.mark.parametrize("path", ["/health/", "/v1/completions/", "/v1/models/tiny/"])
+def test_nobody_is_sent_to_another_address(client: httpx2.Client, path: str) -> None:
+    response = client.get(path, headers={"host": "evil.example.org"})
+    assert response.status_code == 404
+    assert "location" not in response.headers

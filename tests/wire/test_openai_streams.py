@@ -1,6 +1,7 @@
 """Streams of events: what ends them, what they tell of usage, and readers who are slow."""
 
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,3 +183,17 @@ def test_a_reader_that_takes_nothing_is_given_up(folder: Path) -> None:
     ):
         reader.sendall(request)
         assert app.metrics.ended.get(timeout=TIMEOUT_S) == (CHAT, "cancelled")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_name_in_a_body_is_that_of_logs_and_headers_too(
+    client: httpx2.Client, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    caplog.set_level(logging.INFO, "runtime.frontend.observer")
+    body = chat_body(request_id="order-42", stream=stream)
+    response = client.post(CHAT, json=body, headers={"X-Request-Id": "other"})
+    assert response.headers["x-request-id"] == "order-42"
+    wrong = client.post(CHAT, json=body | {"max_tokens": 10**9}, headers={"X-Request-Id": "other"})
+    assert (wrong.status_code, wrong.headers["x-request-id"]) == (400, "order-42")
+    logged = [each.__dict__["request_id"] for each in caplog.records]
+    assert logged == ["order-42", "order-42"]

@@ -71,6 +71,7 @@ def make_app(
         description="OpenAI's API for a model, with what a server's operator needs.",
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # to an address that the client's own header would say
     )
     routes = Routes(service, operations, write_timeout_s=write_timeout_s)
     _add_generating(app, routes, service.generator.model.name)
@@ -128,6 +129,10 @@ def _add_asking(app: FastAPI, routes: Routes) -> None:
     _get(app, "/health", routes.health, {200: {"model": answers.Status}}, is_open=True)
     ready = responses(answers.Status)
     _get(app, "/ready", routes.ready, {key: ready[key] for key in (200, 503)}, is_open=True)
+    for path, handler in (("/health", routes.health), ("/ready", routes.ready)):
+        app.add_api_route(
+            path, handler, methods=["HEAD"], include_in_schema=False, response_model=None
+        )
     app.add_api_route("/docs", routes.docs, include_in_schema=False, response_model=None)
 
 

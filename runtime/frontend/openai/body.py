@@ -9,6 +9,9 @@ from pydantic_core import ErrorDetails, from_json
 from runtime.errors import InvalidRequestError
 
 MAX_SHOWN_CHARACTERS = 80
+# Of lists and objects, and in texts. A thread is of no help: while JSON is read no other runs, and
+# lists and objects take most of that time.
+MAX_BRACKETS = 1 << 17
 # Fields of OpenAI's API, and of servers like this one, that change nothing in an output.
 HARMLESS = frozenset(
     {
@@ -71,6 +74,11 @@ class Body(BaseModel):
 
 def read_body(kind: type[_Body], content: bytes) -> _Body:
     """Raises InvalidRequestError: it is no JSON object with the fields of `kind`."""
+    num_brackets = content.count(b"{") + content.count(b"[")
+    if num_brackets > MAX_BRACKETS:
+        raise InvalidRequestError(
+            f"the body has {num_brackets} opening brackets: must be at most {MAX_BRACKETS}"
+        )
     try:
         value = from_json(content, allow_inf_nan=False)
     except ValueError as error:

@@ -149,8 +149,8 @@ class ChatBody(GenerationBody):
             continue_final_message=continues,
         )
 
-    def sampling_params(self, use: ToolUse, *, has_parser: bool) -> SamplingParams:
-        """`max_tokens` may be unset. With a parser, special tokens are kept: it looks for them.
+    def sampling_params(self, use: ToolUse) -> SamplingParams:
+        """`max_tokens` may be unset.
 
         Raises InvalidRequestError: a field is out of range, or doesn't go with another.
         """
@@ -168,8 +168,6 @@ class ChatBody(GenerationBody):
         schema = use.forced_schema if form is None else form
         if schema is not None:
             values["json_schema"] = schema
-        if has_parser:
-            values.setdefault("skip_special_tokens", False)
         values["max_tokens"] = self._max_tokens()
         values["logprobs"] = self._num_logprobs()
         return SamplingParams(**values)
@@ -190,6 +188,6 @@ class ChatBody(GenerationBody):
             raise InvalidRequestError(
                 f"top_logprobs={describe(top)} must be in [0, {MAX_LOGPROBS}]"
             )
-        if top is not None and not self.logprobs:
+        if top and not self.logprobs:
             raise InvalidRequestError(f"top_logprobs={top} is set: it needs logprobs=true")
         return (top or 0) if self.logprobs else None

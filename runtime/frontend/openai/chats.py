@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from runtime.frontend.generator import Delta
 from runtime.frontend.openai import answers
@@ -10,9 +11,20 @@ from runtime.frontend.openai.chat_body import ChatBody
 from runtime.frontend.openai.chat_choice import ChatChoice
 from runtime.frontend.openai.job import Head, Job, JsonObject, reason_of
 from runtime.frontend.openai.logprobs import Entry, TokenNames, chat_logprobs, prompt_logprobs
+from runtime.frontend.openai.long_bodies import LongBodies
 from runtime.frontend.openai.parsing import ParserChoice, Parsing
-from runtime.frontend.prompts import PromptReader
+from runtime.frontend.prompts import Chat, PromptReader
 from runtime.request import ModelInfo
+from runtime.sampling_params import SamplingParams
+
+
+class _Asked(NamedTuple):
+    """What a body says, but for how the chat reads as tokens."""
+
+    body: ChatBody
+    chat: Chat
+    parsing: Parsing
+    params: SamplingParams
 
 
 class ChatRequest:
@@ -26,14 +38,23 @@ class ChatRequest:
 
     @classmethod
     async def read(
-        cls, content: bytes, reader: PromptReader, model: ModelInfo, parsers: ParserChoice
+        cls,
+        content: bytes,
+        reader: PromptReader,
+        model: ModelInfo,
+        bodies: LongBodies,
+        parsers: ParserChoice,
     ) -> "ChatRequest":
         """Raises InvalidRequestError: a field is wrong. Raises ConfigError: the template is."""
-        body = read_body(ChatBody, content)
-        use = body.read_tool_use()
-        chat = body.read_chat(use)
-        parsing = parsers.parsing(use, has_form=body.has_form)
-        params = body.sampling_params(use, has_parser=parsing.looks_for_marks)
+
+        def read(content: bytes) -> _Asked:
+            body = read_body(ChatBody, content)
+            use = body.read_tool_use()
+            chat = body.read_chat(use)
+            parsing = parsers.parsing(use, has_form=body.has_form)
+            return _Asked(body, chat, parsing, body.sampling_params(use))
+
+        body, chat, parsing, params = await bodies.read(content, read)
         prompt = await reader.read_chat(chat)
         left = model.max_model_len - len(prompt.token_ids)
         if params.max_tokens is None and left >= max(1, params.min_tokens):
@@ -45,6 +66,7 @@ class ChatRequest:
             priority=body.priority or 0,
             is_stream=bool(body.stream),
             includes_usage=body.includes_usage,
+            kept_special_ids=_special_ids(reader, parsing),
         )
         return cls(body, job, parsing, prompt.text)
 
@@ -163,3 +185,10 @@ class ChatWriter:
         if usage is not None or self._job.includes_usage:
             chunk["usage"] = usage
         return chunk
+
+
+def _special_ids(reader: PromptReader, parsing: Parsing) -> frozenset[int]:
+    """Special tokens that the parser looks for."""
+    if reader.tokenizer is None:
+        return frozenset()
+    return reader.tokenizer.special_ids_with(parsing.marks)

@@ -12,7 +12,10 @@ from runtime.frontend.prompts import PromptReader
 from runtime.request import ModelInfo
 from runtime.sampling_params import SamplingParams
 
-MAX_PROMPTS = 1024
+# Of all prompts together: each choice is a sequence of its own. More at once would hold up other
+# requests, also where their client leaves.
+MAX_ALL_CHOICES = 256
+MAX_PROMPTS = MAX_ALL_CHOICES
 
 _IDS = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 _TEXT = {"type": "string", "minLength": 1}
@@ -93,19 +96,30 @@ def read_prompts(value: object) -> list[Prompt]:
     return value
 
 
-async def encode_prompts(
-    prompts: Sequence[Prompt], reader: PromptReader, model: ModelInfo
-) -> list[list[int]]:
-    """Raises InvalidRequestError: one is too long, no text, or has an id that is none."""
-    return [
-        await reader.read_text(each) if isinstance(each, str) else _read_ids(each, reader, model)
-        for each in prompts
-    ]
+def check_choices(num_prompts: int, n: int) -> None:
+    """Raises InvalidRequestError: all prompts together have too many."""
+    if num_prompts * n > MAX_ALL_CHOICES:
+        raise InvalidRequestError(
+            f"n={n} choices for each of {num_prompts} prompts are {num_prompts * n}: must be at "
+            f"most {MAX_ALL_CHOICES} together"
+        )
 
 
-def _read_ids(token_ids: list[int], reader: PromptReader, model: ModelInfo) -> list[int]:
-    ids = reader.read_ids(token_ids)  # first: what is too long isn't looked at
-    for place, each in enumerate(ids):
+def check_ids(prompts: Sequence[Prompt], reader: PromptReader, model: ModelInfo) -> None:
+    """Raises InvalidRequestError: a prompt of ids is too long, or has an id that is none."""
+    for each in prompts:
+        if not isinstance(each, str):
+            _check_ids(each, reader, model)
+
+
+async def encode_prompts(prompts: Sequence[Prompt], reader: PromptReader) -> list[list[int]]:
+    """Raises InvalidRequestError: one is too long, or no text."""
+    return [await reader.read_text(each) if isinstance(each, str) else each for each in prompts]
+
+
+def _check_ids(token_ids: list[int], reader: PromptReader, model: ModelInfo) -> None:
+    reader.read_ids(token_ids)  # first: what is too long isn't looked at
+    for place, each in enumerate(token_ids):
         if not _is_id(each):
             raise InvalidRequestError(
                 f"prompt has {describe(each)} at place {place}: must be a token id"
@@ -115,7 +129,6 @@ def _read_ids(token_ids: list[int], reader: PromptReader, model: ModelInfo) -> l
                 f"prompt token id {describe(each)} must be in [0, {model.vocab_size}), the "
                 "vocabulary"
             )
-    return ids
 
 
 def _check_prompt(name: str, value: object) -> None:

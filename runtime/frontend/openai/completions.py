@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from runtime.frontend.generator import Delta
 from runtime.frontend.openai import answers
@@ -10,6 +11,8 @@ from runtime.frontend.openai.body import read_body
 from runtime.frontend.openai.completion_body import (
     CompletionBody,
     Prompt,
+    check_choices,
+    check_ids,
     encode_prompts,
     read_prompts,
 )
@@ -21,8 +24,18 @@ from runtime.frontend.openai.logprobs import (
     completion_logprobs,
     prompt_logprobs,
 )
+from runtime.frontend.openai.long_bodies import LongBodies
 from runtime.frontend.prompts import PromptReader
 from runtime.request import ModelInfo
+from runtime.sampling_params import SamplingParams
+
+
+class _Asked(NamedTuple):
+    """What a body says, but for how its texts read as tokens."""
+
+    body: CompletionBody
+    params: SamplingParams
+    prompts: Sequence[Prompt]
 
 
 class CompletionRequest:
@@ -35,14 +48,21 @@ class CompletionRequest:
 
     @classmethod
     async def read(
-        cls, content: bytes, reader: PromptReader, model: ModelInfo
+        cls, content: bytes, reader: PromptReader, model: ModelInfo, bodies: LongBodies
     ) -> "CompletionRequest":
         """Raises InvalidRequestError: a field is wrong."""
-        body = read_body(CompletionBody, content)
-        params = body.sampling_params()
-        prompts = read_prompts(body.prompt)
+
+        def read(content: bytes) -> _Asked:
+            body = read_body(CompletionBody, content)
+            params = body.sampling_params()
+            prompts = read_prompts(body.prompt)
+            check_choices(len(prompts), params.n)
+            check_ids(prompts, reader, model)
+            return _Asked(body, params, prompts)
+
+        body, params, prompts = await bodies.read(content, read)
         job = Job(
-            prompts=await encode_prompts(prompts, reader, model),
+            prompts=await encode_prompts(prompts, reader),
             params=params,
             cache_salt=body.cache_salt or "",
             priority=body.priority or 0,
@@ -109,10 +129,14 @@ class CompletionWriter:
         self._tells_scores = body.prompt_logprobs is not None
         self._scores: list[list[Entry]] = [[] for _ in job.prompts]
         skips = job.params.skip_special_tokens
-        self._choices = [
-            _Choice(OffsetCounter(names, skips_special=skips))
-            for _ in range(len(job.prompts) * job.params.n)
-        ]
+        self._choices: list[_Choice] = []
+        for prompt in job.prompts:
+            is_after_text = any(names.is_shown(each, skips_special=skips) for each in prompt)
+            begins_text = bool(body.echo) or not is_after_text
+            self._choices += [
+                _Choice(OffsetCounter(names, skips_special=skips, begins_text=begins_text))
+                for _ in range(job.params.n)
+            ]
 
     def chunks(self, place: int, delta: Delta) -> list[JsonObject]:
         """What the next delta of the prompt at `place` adds."""

@@ -32,10 +32,14 @@ class Reply:
         """`fields` are those of the request, which errors may name."""
         self.has_begun = False
         self._send_message = send
-        self._headers = headers
+        self._headers = dict(headers)
         self._fields = fields
         self._timeout_s = timeout_s
         self._has_events = False
+
+    def set_header(self, name: str, value: str) -> None:
+        """Of the answer, which hasn't begun."""
+        self._headers[name] = value
 
     async def send_json(
         self, content: object, *, status: int = 200, headers: Mapping[str, str] | None = None

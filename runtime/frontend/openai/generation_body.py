@@ -14,6 +14,7 @@ from runtime.sampling_params import MAX_ENTRIES, MAX_SEED, SamplingParams
 
 MIN_SEED = -(2**63)  # OpenAI's seeds have a sign
 MAX_TOKEN_DIGITS = 10
+ALL_TOKENS = -1  # how vLLM's clients write a top_k that keeps all
 # Taken over as they are, where a request sets them.
 _SAMPLED = (
     *("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "min_tokens"),
@@ -105,6 +106,8 @@ class GenerationBody(Body):
         Raises InvalidRequestError: a seed or a token id is none.
         """
         values = self.model_dump(include=set(_SAMPLED), exclude_none=True)
+        if self.top_k == ALL_TOKENS:
+            values["top_k"] = 0
         if self.seed is not None:
             values["seed"] = _read_seed(self.seed)
         if self.logit_bias is not None:

@@ -38,6 +38,7 @@ class Job:
     is_stream: bool
     includes_usage: bool  # at the stream's end
     is_scoring: bool = False  # what is generated isn't told
+    kept_special_ids: frozenset[int] = frozenset()  # in texts that have no others
 
 
 class Writer(Protocol):
@@ -74,6 +75,7 @@ async def read_all(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, D
             return
         for place in range(len(streams)):
             wait_for(place)
+            await give_way()
         while waiting:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: waiting[each]):
@@ -81,10 +83,16 @@ async def read_all(streams: Sequence[TextStream]) -> AsyncGenerator[tuple[int, D
                 if next_delta is not None:
                     wait_for(place)
                     yield place, next_delta
+                    await give_way()
     finally:
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def give_way() -> None:
+    """Lets other requests have a turn, between the many prompts of one."""
+    await asyncio.sleep(0)
 
 
 def usage_of(streams: Sequence[TextStream], *, is_scoring: bool) -> Usage:

@@ -20,6 +20,14 @@ class TokenNames:
     def bytes_of(self, token_id: int) -> bytes:
         return b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
 
+    def first_bytes_of(self, token_id: int) -> bytes:
+        """At the beginning of a text, where a space that SentencePiece wrote isn't read as one."""
+        data = self.bytes_of(token_id)
+        if self._tokenizer is None or not data.startswith(b" "):
+            return data
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return data if text.startswith(" ") else data[1:]
+
     def name(self, token_id: int) -> str:
         """The token's text; its bytes where they are no whole characters."""
         if self._tokenizer is None:
@@ -48,8 +56,10 @@ class TokenNames:
 class OffsetCounter:
     """Where in a text its tokens begin, in characters."""
 
-    def __init__(self, names: TokenNames, *, skips_special: bool) -> None:
+    def __init__(self, names: TokenNames, *, skips_special: bool, begins_text: bool) -> None:
+        """`begins_text`: nothing that is shown stands before the first token."""
         self._names = names
+        self._begins_text = begins_text
         self._skips_special = skips_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
@@ -58,7 +68,10 @@ class OffsetCounter:
         """The next token's place; of one inside a character, that of the character."""
         offset = self._offset
         if self._names.is_shown(token_id, skips_special=self._skips_special):
-            self._offset += len(self._decoder.decode(self._names.bytes_of(token_id)))
+            names = self._names
+            bytes_of = names.first_bytes_of if self._begins_text else names.bytes_of
+            self._begins_text = False
+            self._offset += len(self._decoder.decode(bytes_of(token_id)))
         return offset
 
 

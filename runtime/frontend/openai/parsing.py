@@ -10,6 +10,7 @@ from runtime.frontend.parsers.output_parser import (
     detect_reasoning,
     detect_tools,
     make_parser,
+    marks_of,
     starts_inside,
 )
 from runtime.frontend_config import ReasoningParserName, ToolParserName
@@ -24,14 +25,9 @@ class Parsing:
     use: ToolUse
 
     @property
-    def is_plain(self) -> bool:
-        """All of an answer is content."""
-        return self.tools == "none" and not self.reasoning
-
-    @property
-    def looks_for_marks(self) -> bool:
-        """Of what it looks for, some may be special tokens."""
-        return not self.is_plain and self.tools != "enforced"
+    def marks(self) -> tuple[str, ...]:
+        """What it looks for, of which some may be special tokens."""
+        return marks_of(tools=self.tools, reasoning=self.reasoning)
 
     def make_parser(self, prompt_text: str) -> OutputParser:
         """For one choice of the chat that was rendered as `prompt_text`."""

@@ -1,26 +1,27 @@
 """Who answers at each address."""
 
-import uuid
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
 
 from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from runtime.frontend.http_ids import HEADER, request_id_of
 from runtime.frontend.keys import DEFAULT_TENANT
 from runtime.frontend.openai import answers
 from runtime.frontend.openai.errors import check_model
 from runtime.frontend.openai.exchange import JSON, Exchange, Reply
+from runtime.frontend.openai.long_bodies import LongBodies
 from runtime.frontend.openai.service import (
     BODIES,
     CHAT_COMPLETIONS,
     COMPLETIONS,
     Caller,
     OpenAIService,
-    is_request_id,
 )
 from runtime.frontend.openai.tokenizing import (
     DetokenizeBody,
@@ -33,15 +34,15 @@ from runtime.request import EngineStats, ModelInfo
 
 TOKENIZE = "/tokenize"
 DETOKENIZE = "/detokenize"
+REQUEST_ID_HEADER = HEADER.decode()
 HTML = "text/html; charset=utf-8"
-REQUEST_ID_HEADER = "x-request-id"
 # A page asks nobody else for anything.
 PAGE_POLICY = (
     "default-src 'none'; connect-src 'self'; img-src 'self' data:; "
     "script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'"
 )
 
-Tokenizing = Callable[[bytes, PromptReader, ModelInfo], Awaitable[object]]
+Tokenizing = Callable[[bytes, PromptReader, ModelInfo, LongBodies], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,8 @@ class Routes:
         caller = _caller(request)
 
         async def work(content: bytes, reply: Reply) -> None:
-            async with self._service.answering(endpoint, content, caller) as answering:
+            name = partial(reply.set_header, REQUEST_ID_HEADER)
+            async with self._service.answering(endpoint, content, caller, name) as answering:
                 if not answering.is_stream:
                     await reply.send_json(await answering.whole())
                     return
@@ -149,8 +151,8 @@ class Routes:
 
         async def work(content: bytes, reply: Reply) -> None:
             with self._service.taking(endpoint, caller):
-                generator = self._service.generator
-                answer = await call(content, generator.prompts, generator.model)
+                generator, bodies = self._service.generator, self._service.bodies
+                answer = await call(content, generator.prompts, generator.model, bodies)
                 await reply.send_json(answer)
 
         return self._exchange(caller, work, fields)
@@ -176,11 +178,10 @@ def page_response(kind: str, content: bytes) -> Response:
 
 
 def _caller(request: Request) -> Caller:
-    """What is no request id is replaced by one of ours."""
-    asked = request.headers.get(REQUEST_ID_HEADER, "")
+    scope = request.scope
     return Caller(
-        tenant=request.scope.get("tenant", DEFAULT_TENANT),
-        request_id=asked if is_request_id(asked) else uuid.uuid4().hex,
+        tenant=scope.get("tenant", DEFAULT_TENANT),
+        request_id=scope.get("request_id") or request_id_of(scope["headers"]),
         headers=request.headers,
     )
 

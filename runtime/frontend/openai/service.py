@@ -9,13 +9,13 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runtime.errors import InvalidRequestError, UnavailableError
 from runtime.frontend.generator import Generator, TextStream
+from runtime.frontend.http_ids import MAX_ID_CHARACTERS, is_request_id
 from runtime.frontend.keys import DEFAULT_TENANT
 from runtime.frontend.observer import Observer, SeenRequest
 from runtime.frontend.openai.answers import Usage
@@ -25,18 +25,27 @@ from runtime.frontend.openai.chats import ChatRequest
 from runtime.frontend.openai.completion_body import CompletionBody
 from runtime.frontend.openai.completions import CompletionRequest
 from runtime.frontend.openai.errors import check_model
-from runtime.frontend.openai.job import Head, Job, JsonObject, Writer, read_all, usage_of
+from runtime.frontend.openai.job import (
+    Head,
+    Job,
+    JsonObject,
+    Writer,
+    give_way,
+    read_all,
+    usage_of,
+)
+from runtime.frontend.openai.long_bodies import LongBodies
 from runtime.frontend.openai.parsing import ParserChoice
 from runtime.frontend.prompts import PromptReader
 from runtime.frontend.request_record import Headers
+from runtime.frontend.request_slots import RequestSlots, Slots
 
 COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
 BODIES: Mapping[str, type[Body]] = {COMPLETIONS: CompletionBody, CHAT_COMPLETIONS: ChatBody}
-MAX_ID_CHARACTERS = 128
 
 # Raises CapacityError: the tenant has too many requests at once.
-TakeSlot = Callable[[str], AbstractContextManager[object]]
+TakeSlot = Callable[[str], AbstractContextManager[Slots]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,13 @@ class Request(Protocol):
     def request_id(self) -> str | None: ...
 
     async def writer(self, head: Head, reader: PromptReader) -> Writer: ...
+
+
+class Taken(NamedTuple):
+    """What a request holds while it is looked after."""
+
+    seen: SeenRequest
+    slots: Slots
 
 
 class Answering:
@@ -109,12 +125,12 @@ class OpenAIService:
         parsers: ParserChoice,
         *,
         why_not_ready: Callable[[], str | None] = lambda: None,
-        take_slot: TakeSlot = lambda tenant: nullcontext(),
+        take_slot: TakeSlot | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`why_not_ready` says why no request is taken now; `clock` tells seconds since 1970.
 
-        `take_slot` is held by a tenant's request to its end.
+        `take_slot` is held by a tenant's request to its end, and grows with its prompts.
         """
         self.generator = generator
         self._why_not_ready = why_not_ready
@@ -122,7 +138,8 @@ class OpenAIService:
         self._observer = observer
         self._parsers = parsers
         self._clock = clock
-        self._take_slot = take_slot
+        self._take_slot = take_slot or RequestSlots(None).take
+        self.bodies = LongBodies()
 
     async def answer(self, endpoint: str, content: bytes, caller: Caller) -> JsonObject:
         """The whole answer to a body. Raises a LockstepError: it can't be answered.
@@ -136,27 +153,37 @@ class OpenAIService:
 
     @asynccontextmanager
     async def answering(
-        self, endpoint: str, content: bytes, caller: Caller
+        self,
+        endpoint: str,
+        content: bytes,
+        caller: Caller,
+        on_label: Callable[[str], None] = lambda label: None,
     ) -> AsyncIterator[Answering]:
         """An answer while it is made; what isn't finished at the end of the block is given up.
 
-        Raises a LockstepError: the request is refused before the engine gets it.
+        `on_label` is told the request's id where the body has one instead of the caller's. Raises a
+        LockstepError: the request is refused before the engine gets it.
         """
-        with self.taking(endpoint, caller) as seen:
+        with self.taking(endpoint, caller) as (seen, slots):
             request = await self._read(endpoint, content)
             check_model(request.model, self.generator.model.name)
             label = _label_of(request, caller)
+            seen.name(label)
+            on_label(label)
+            slots.grow(len(request.job.prompts) - 1)
             async with AsyncExitStack() as stack:
                 streams = []
                 for prompt in request.job.prompts:
                     stream = await self._start(request.job, prompt, caller.tenant)
                     streams.append(await stack.enter_async_context(aclosing(stream)))
+                    stack.push_async_callback(give_way)
                     seen.started(stream)
+                    await give_way()
                 writer = await request.writer(self._head(label), self.generator.prompts)
                 yield Answering(request.job, writer, streams, seen)
 
     @contextmanager
-    def taking(self, endpoint: str, caller: Caller) -> Iterator[SeenRequest]:
+    def taking(self, endpoint: str, caller: Caller) -> Iterator[Taken]:
         """A request while it is looked after: counted, with a slot of its tenant's.
 
         Raises UnavailableError: none is taken now. Raises CapacityError: the tenant has too many.
@@ -165,10 +192,10 @@ class OpenAIService:
             self._observer.request(
                 endpoint, caller.request_id, caller.tenant, caller.headers
             ) as seen,
-            self._take_slot(caller.tenant),
+            self._take_slot(caller.tenant) as slots,
         ):
             self.check_ready()
-            yield seen
+            yield Taken(seen, slots)
 
     def check_ready(self) -> None:
         """Raises UnavailableError: no request is taken now."""
@@ -177,12 +204,12 @@ class OpenAIService:
             raise UnavailableError(reason)
 
     async def _read(self, endpoint: str, content: bytes) -> Request:
-        prompts, model = self.generator.prompts, self.generator.model
+        prompts, model, bodies = self.generator.prompts, self.generator.model, self.bodies
         match endpoint:
             case "/v1/completions":
-                return await CompletionRequest.read(content, prompts, model)
+                return await CompletionRequest.read(content, prompts, model, bodies)
             case "/v1/chat/completions":
-                return await ChatRequest.read(content, prompts, model, self._parsers)
+                return await ChatRequest.read(content, prompts, model, bodies, self._parsers)
             case _:
                 raise InvalidRequestError(f"url={endpoint[:80]!r} must be {' or '.join(BODIES)}")
 
@@ -193,16 +220,12 @@ class OpenAIService:
             tenant=tenant,
             cache_salt=job.cache_salt,
             priority=job.priority,
+            kept_special_ids=job.kept_special_ids,
         )
 
     def _head(self, request_id: str) -> Head:
         model = self.generator.model
         return Head(request_id, int(self._clock()), model.name, model.fingerprint or None)
-
-
-def is_request_id(value: str) -> bool:
-    """Whether it can stand in a header, and isn't too long."""
-    return value.isascii() and value.isprintable() and 1 <= len(value) <= MAX_ID_CHARACTERS
 
 
 def _label_of(request: Request, caller: Caller) -> str:

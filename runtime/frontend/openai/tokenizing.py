@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -11,6 +12,7 @@ from runtime.frontend.openai import answers
 from runtime.frontend.openai.body import Body, Object, Objects, describe, read_body
 from runtime.frontend.openai.errors import check_model
 from runtime.frontend.openai.logprobs import TokenNames
+from runtime.frontend.openai.long_bodies import LongBodies
 from runtime.frontend.prompts import Chat, PromptReader
 from runtime.request import ModelInfo
 
@@ -39,9 +41,11 @@ class DetokenizeBody(Body):
     tokens: Annotated[list[Any], Field(json_schema_extra={"items": {"type": "integer"}})]
 
 
-async def tokenize(content: bytes, reader: PromptReader, model: ModelInfo) -> answers.Tokens:
+async def tokenize(
+    content: bytes, reader: PromptReader, model: ModelInfo, bodies: LongBodies
+) -> answers.Tokens:
     """Raises InvalidRequestError: a field is wrong."""
-    body = read_body(TokenizeBody, content)
+    body = await bodies.read(content, partial(read_body, TokenizeBody))
     if body.model is not None:
         check_model(body.model, model.name)
     if (body.prompt is None) == (body.messages is None):
@@ -59,13 +63,18 @@ async def tokenize(content: bytes, reader: PromptReader, model: ModelInfo) -> an
 
 
 async def detokenize(
-    content: bytes, reader: PromptReader, model: ModelInfo
+    content: bytes, reader: PromptReader, model: ModelInfo, bodies: LongBodies
 ) -> answers.DetokenizedText:
     """Raises InvalidRequestError: a field is wrong."""
-    body = read_body(DetokenizeBody, content)
-    if body.model is not None:
-        check_model(body.model, model.name)
-    _check_tokens(body.tokens, model)
+
+    def read(content: bytes) -> DetokenizeBody:
+        body = read_body(DetokenizeBody, content)
+        if body.model is not None:
+            check_model(body.model, model.name)
+        _check_tokens(body.tokens, model)
+        return body
+
+    body = await bodies.read(content, read)
     decode = reader.require_tokenizer().decode
     return {"prompt": await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)}
 

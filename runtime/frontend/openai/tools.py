@@ -1,5 +1,6 @@
 """Which tools a chat may call, and which it must."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,6 +12,7 @@ from runtime.frontend.prompts import MAX_TOOLS
 
 Tool = Mapping[str, Any]
 CHOICES = ("none", "auto", "required")
+MAX_TOOLS_BYTES = 1 << 20  # as JSON; no model could read more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,15 @@ class ToolUse:
             raise InvalidRequestError(
                 f"tools has {len(tools)} entries: must be at most {MAX_TOOLS}"
             )
+        num_bytes = 0
         for place, tool in enumerate(tools):
             _check_tool(f"tools[{place}]", tool)
+            num_bytes += len(json.dumps(tool, ensure_ascii=False).encode())
+            if num_bytes > MAX_TOOLS_BYTES:
+                raise InvalidRequestError(
+                    f"tools have more than {MAX_TOOLS_BYTES} bytes as JSON: name fewer, or "
+                    "describe them in fewer words"
+                )
         kind, name = _read_choice(choice, has_tools=bool(tools))
         if kind in ("required", "function") and not tools:
             raise InvalidRequestError(

@@ -6,6 +6,7 @@ from typing import Any
 
 from runtime.errors import InvalidRequestError
 from runtime.grammar.json_schema import read_json_schema
+from runtime.sampling_params import MAX_STRUCTURE_BYTES
 
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _SAYS_NOTHING = frozenset({"type", "properties", "required", "title", "description"})
@@ -32,6 +33,7 @@ def call_schema(tools: Sequence[Mapping[str, Any]], *, name: str | None, paralle
         which = "tools is empty" if name is None else f"tool_choice names {name[:80]!r}"
         known = ", ".join(str(function["name"]) for function in functions)[:200] or "none"
         raise InvalidRequestError(f"{which}: it must be a function of tools, which has {known}")
+    _check_size(wanted)
     root = ("items",) if parallel else ()
     calls = [
         _call(
@@ -44,6 +46,23 @@ def call_schema(tools: Sequence[Mapping[str, Any]], *, name: str | None, paralle
     call = calls[0] if len(calls) == 1 else {"anyOf": calls}
     schema = {"type": "array", "items": call, "minItems": 1} if parallel else call
     return json.dumps(schema, ensure_ascii=False)
+
+
+def _check_size(functions: Sequence[tuple[int, Mapping[str, Any]]]) -> None:
+    """Raises InvalidRequestError: a schema of all their parameters would be too long.
+
+    Before they are read, which takes time.
+    """
+    parameters = [function.get("parameters") for _, function in functions]
+    try:
+        num_bytes = len(json.dumps(parameters, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, TypeError, RecursionError):
+        return  # found again, and told by name, where each is read
+    if num_bytes > MAX_STRUCTURE_BYTES:
+        raise InvalidRequestError(
+            f"tools has parameters of {num_bytes} bytes as JSON: where one must be called, they "
+            f"must be at most {MAX_STRUCTURE_BYTES}"
+        )
 
 
 def _function(where: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ GEMMA4 = Marks("<|tool_call>", "<tool_call|>", '<|"|>')
 _MARKS = {marks.opening: marks for marks in (FUNCTION_GEMMA, GEMMA4)}
 # Where a model waits for results; what it would write after that isn't meant for anyone.
 _WAITING = ("<start_function_response>", "<|tool_response>")
+GEMMA_MARKS = (*FUNCTION_GEMMA, *GEMMA4, *_WAITING)
 FENCE = "```tool_code"
 _END_OF_FENCE = "```"
 

@@ -11,10 +11,11 @@ from functools import partial
 
 from runtime.frontend.parsers.json_call import Outcome, read_call
 from runtime.frontend.parsers.reading import Output, Read, read_until, skip_space
-from runtime.frontend.parsers.xml_call import Parameters, read_xml_call
+from runtime.frontend.parsers.xml_call import XML_MARKS, Parameters, read_xml_call
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
+HERMES_MARKS = (OPENING, CLOSING, *XML_MARKS)
 
 
 def read_hermes(output: Output, parameters: Parameters) -> Read[None]:

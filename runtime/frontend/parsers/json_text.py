@@ -88,6 +88,11 @@ def escape(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
+def refuse_constant(name: str) -> None:
+    """For json.loads, which takes NaN and Infinity by itself."""
+    raise ValueError(f"{name} is no JSON")
+
+
 def read_object(output: Output, give: Callable[[str], None]) -> Read[bool]:
     """Gives the object that begins here. False: it breaks off, at what can't stand in it."""
     scanner = ObjectScanner()

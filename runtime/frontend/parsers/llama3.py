@@ -10,6 +10,7 @@ from runtime.frontend.parsers.reading import Output, Read, read_marker, skip_spa
 _TAG = "<|python_tag|>"
 _FUNCTION = "<function="
 _END_OF_FUNCTION = "</function>"
+LLAMA3_MARKS = (_TAG, _FUNCTION, _END_OF_FUNCTION)
 
 
 def read_llama3(output: Output) -> Read[None]:

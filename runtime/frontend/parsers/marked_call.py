@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from runtime.frontend.parsers.events import CallStart
 from runtime.frontend.parsers.json_call import Outcome
-from runtime.frontend.parsers.json_text import escape
+from runtime.frontend.parsers.json_text import escape, refuse_constant
 from runtime.frontend.parsers.reading import Output, Read, read_marker, read_until, skip_space
 
 _CALL = "call:"
@@ -115,7 +115,7 @@ def _as_json(text: str) -> str:
     if text in _CONSTANTS:
         return text
     try:
-        number = json.loads(text)
+        number = json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         number = None
     is_number = isinstance(number, int | float) and text[0] in "-0123456789"

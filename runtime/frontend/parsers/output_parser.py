@@ -1,12 +1,19 @@
 """Which parser a model's output needs."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal, TypeAlias
 
 from runtime.frontend.parsers.events import Content, Event, OutputParser
-from runtime.frontend.parsers.gemma import FENCE, FUNCTION_GEMMA, GEMMA4, read_gemma
-from runtime.frontend.parsers.hermes import OPENING, read_hermes
-from runtime.frontend.parsers.llama3 import read_enforced, read_llama3
+from runtime.frontend.parsers.gemma import (
+    FENCE,
+    FUNCTION_GEMMA,
+    GEMMA4,
+    GEMMA_MARKS,
+    read_gemma,
+)
+from runtime.frontend.parsers.hermes import HERMES_MARKS, OPENING, read_hermes
+from runtime.frontend.parsers.llama3 import LLAMA3_MARKS, read_enforced, read_llama3
 from runtime.frontend.parsers.reading import CharacterParser
 from runtime.frontend.parsers.thinking import CLOSING as END_OF_THINKING
 from runtime.frontend.parsers.thinking import OPENING as THINKING
@@ -14,6 +21,15 @@ from runtime.frontend.parsers.thinking import ThinkingParser
 from runtime.frontend.parsers.xml_call import Parameters
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "gemma", "enforced", "none"]
+
+
+_MARKS: Mapping[ToolFormat, tuple[str, ...]] = {
+    "hermes": HERMES_MARKS,
+    "llama3": LLAMA3_MARKS,
+    "gemma": GEMMA_MARKS,
+    "enforced": (),
+    "none": (),
+}
 
 
 class PlainParser:
@@ -53,6 +69,11 @@ def make_parser(
         case "none":
             answer = PlainParser()
     return ThinkingParser(answer, starts_inside=starts_inside) if reasoning else answer
+
+
+def marks_of(*, tools: ToolFormat, reasoning: bool) -> tuple[str, ...]:
+    """What a parser looks for that a tokenizer may have as special tokens."""
+    return (*_MARKS[tools], *((THINKING, END_OF_THINKING) if reasoning else ()))
 
 
 def detect_tools(template: str) -> ToolFormat:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from runtime.frontend.parsers.events import CallStart
 from runtime.frontend.parsers.json_call import Outcome
-from runtime.frontend.parsers.json_text import escape
+from runtime.frontend.parsers.json_text import escape, refuse_constant
 from runtime.frontend.parsers.reading import Output, Read, read_marker, read_until, skip_space
 
 # The tools' parameters, a JSON schema for each name of a tool: a value's text doesn't say its type.
@@ -20,6 +20,7 @@ _FUNCTION = "<function="
 _PARAMETER = "<parameter="
 _END_OF_FUNCTION = "</function>"
 _END_OF_PARAMETER = "</parameter>"
+XML_MARKS = (_FUNCTION, _PARAMETER, _END_OF_FUNCTION, _END_OF_PARAMETER)
 
 
 def read_xml_call(output: Output, place: int, parameters: Parameters) -> Read[Outcome]:
@@ -91,11 +92,7 @@ def _is_text(schema: object) -> bool:
 def _as_json(text: str) -> str:
     """`text` if it is JSON, or else a string of it."""
     try:
-        json.loads(text, parse_constant=_refuse)
+        json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
         return f'"{escape(text)}"'
     return text.strip()
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no JSON")
