@@ -89,8 +89,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
     ) -> None:
         async with _reporting(context):
-            if (reason := self._why_not_ready()) is not None:
-                raise UnavailableError(reason)
             tenant = self._tenant_of(context)
             headers = {
                 key: value
@@ -98,9 +96,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if isinstance(value, str)
             }
             with (
-                self._slots.take(tenant),
                 self._observer.request(GENERATE, request.request_id, tenant, headers) as seen,
+                self._slots.take(tenant),
             ):
+                if (reason := self._why_not_ready()) is not None:
+                    raise UnavailableError(reason)
                 stream = await self._start(request, context, tenant)
                 async with aclosing(stream):
                     seen.started(stream)
