@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 # Newer than what it was made from: the environment is up to date.
 STAMP := $(VENV)/.complete
+# Clients that are tested with a server, and nothing of ours.
+CLIENTS := .venv-clients
+CLIENTS_STAMP := $(CLIENTS)/.complete
 PYTEST := $(BIN)/python -m pytest
 # Quick tiers first: a broken core is told within seconds.
 TIERS := tests/unit tests/wire tests/cpu tests/cluster
@@ -18,7 +21,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full zoo nightly format proto hooks clean
+.PHONY: help setup demo test check check-full clients zoo nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -26,6 +29,7 @@ help:
 	@echo "check       lint, format, types, import contracts, generated code"
 	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
 	@echo "check-full  all tests that need no GPU"
+	@echo "clients     LangChain, lm-eval, schemathesis and npm's openai against a real server"
 	@echo "zoo         every causal language model of transformers, for README and lockstep models"
 	@echo "nightly     20,000 random lives of the scheduler, and the benchmarks"
 	@echo "format      format the code"
@@ -58,11 +62,20 @@ check: $(STAMP)
 check-full: $(STAMP)
 	$(PYTEST) -m "not nightly and not gpu" $(TIERS)
 
+clients: $(STAMP) $(CLIENTS_STAMP)
+	$(PYTEST) -m nightly tests/cluster/test_client_programs.py
+
+$(CLIENTS_STAMP): tests/clients/requirements.txt constraints.txt
+	$(BIN)/python -m venv --clear $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --requirement tests/clients/requirements.txt
+	touch $@
+
 zoo: $(STAMP)
 	$(BIN)/python -m workers.gate.zoo --json runtime/model_support.json
 	$(BIN)/python -m runtime.model_support README.md
 
-nightly: $(STAMP)
+nightly: $(STAMP) $(CLIENTS_STAMP)
 	$(PYTEST) -m nightly $(TIERS)
 	$(BIN)/python -m benchmarks scheduler
 	$(BIN)/python -m benchmarks sampler
@@ -79,4 +92,4 @@ hooks: $(STAMP)
 	$(BIN)/pre-commit install
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .import_linter_cache
