@@ -191,3 +191,22 @@ def test_what_can_not_be_forced_is_refused_by_its_field(
 ) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         call_schema(tools, name=name, parallel=False)
+
+
+OPEN = {"type": "object", "properties": {"far": {"type": "boolean"}}, "required": ["far"]}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "takes_more"),
+    [
+        (OPEN, False),
+        (OPEN | {"additionalProperties": True}, True),
+        (OPEN | {"allOf": [{"type": "object"}]}, True),
+    ],
+)
+def test_a_call_names_what_its_function_does_unless_the_schema_says_more(
+    tokenizer: GrammarTokenizer, parameters: dict[str, Any], takes_more: bool
+) -> None:
+    tools = [tool("look", parameters)]
+    assert takes(tokenizer, tools, call("look", far=True))
+    assert takes(tokenizer, tools, call("look", far=True, more=1)) == takes_more

@@ -10,6 +10,7 @@ from runtime.sampling_params import MAX_STRUCTURE_BYTES
 
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 _SAYS_NOTHING = frozenset({"type", "properties", "required", "title", "description"})
+_COMPOSED = frozenset({"$ref", "allOf", "anyOf", "oneOf", "not", "if", "patternProperties"})
 # What a schema says of itself as a document, which it no longer is.
 _OF_DOCUMENTS = ("$schema", "$id")
 # Values in a schema that are none themselves.
@@ -112,6 +113,10 @@ def _arguments(where: str, parameters: object) -> dict[str, Any]:
         raise InvalidRequestError(f"{where}.type={kind!r:.80} must be 'object'")
     if not schema.get("properties") and schema.keys() <= _SAYS_NOTHING:
         return dict(_NOTHING)
+    # What a function doesn't name it doesn't take, unless its schema says so or is put together:
+    # a model that must call could else go on naming arguments until its tokens are used up.
+    if schema.get("properties") and not schema.keys() & _COMPOSED:
+        schema.setdefault("additionalProperties", False)
     return schema
 
 
