@@ -79,6 +79,9 @@ nightly: $(STAMP) $(CLIENTS_STAMP)
 	$(PYTEST) -m nightly $(TIERS)
 	$(BIN)/python -m benchmarks scheduler
 	$(BIN)/python -m benchmarks sampler
+	$(BIN)/python -m benchmarks overhead
+	$(BIN)/python -m benchmarks overload
+	$(BIN)/python -m benchmarks publish
 	$(BIN)/python -m benchmarks simulate --replicas 64 --requests 100000 --rate 400
 
 format: $(STAMP)

@@ -7,7 +7,7 @@ class Benchmarks(click.Group):
     """Imports a sub-command when it is asked for: one needs gRPC, another must not load it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["demo", "overload", "publish", "sampler", "scheduler", "simulate"]
+        return ["demo", "overhead", "overload", "publish", "sampler", "scheduler", "simulate"]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         match name:
@@ -15,6 +15,10 @@ class Benchmarks(click.Group):
                 from benchmarks.demo import main
 
                 return main
+            case "overhead":
+                from benchmarks.overhead.cli import overhead
+
+                return overhead
             case "overload":
                 from benchmarks.overload.cli import overload
 

@@ -126,26 +126,34 @@ class AllocateCacheReply(_message.Message):
     def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("epoch", "step_id", "return_input_hash", "plan", "sample", "sampler_inputs")
+    __slots__ = ("epoch", "step_id", "return_input_hash", "plan", "delta", "sample", "sampler_inputs", "share_samples", "checked_plan")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_ID_FIELD_NUMBER: _ClassVar[int]
     RETURN_INPUT_HASH_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_INPUTS_FIELD_NUMBER: _ClassVar[int]
+    SHARE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_PLAN_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step_id: int
     return_input_hash: bool
     plan: StepPlan
+    delta: StepDelta
     sample: SampleStep
     sampler_inputs: SamplerInputs
-    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., return_input_hash: _Optional[bool] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., sample: _Optional[_Union[SampleStep, _Mapping]] = ..., sampler_inputs: _Optional[_Union[SamplerInputs, _Mapping]] = ...) -> None: ...
+    share_samples: bool
+    checked_plan: StepPlan
+    def __init__(self, epoch: _Optional[int] = ..., step_id: _Optional[int] = ..., return_input_hash: _Optional[bool] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., delta: _Optional[_Union[StepDelta, _Mapping]] = ..., sample: _Optional[_Union[SampleStep, _Mapping]] = ..., sampler_inputs: _Optional[_Union[SamplerInputs, _Mapping]] = ..., share_samples: _Optional[bool] = ..., checked_plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
 
 class SampleStep(_message.Message):
-    __slots__ = ("masks",)
+    __slots__ = ("masks", "sampler_inputs")
     MASKS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLER_INPUTS_FIELD_NUMBER: _ClassVar[int]
     masks: TokenMasks
-    def __init__(self, masks: _Optional[_Union[TokenMasks, _Mapping]] = ...) -> None: ...
+    sampler_inputs: SamplerInputs
+    def __init__(self, masks: _Optional[_Union[TokenMasks, _Mapping]] = ..., sampler_inputs: _Optional[_Union[SamplerInputs, _Mapping]] = ...) -> None: ...
 
 class StepPlan(_message.Message):
     __slots__ = ("input_ids", "positions", "sequence_ids", "seq_lens", "query_lens", "block_tables", "sample_index", "sample_sequence", "sampling", "block_ops", "token_references", "defer_sampling", "score_index", "score_token_ids", "score_num_tops")
@@ -180,6 +188,64 @@ class StepPlan(_message.Message):
     score_token_ids: bytes
     score_num_tops: bytes
     def __init__(self, input_ids: _Optional[bytes] = ..., positions: _Optional[bytes] = ..., sequence_ids: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., block_tables: _Optional[_Iterable[_Union[BlockTables, _Mapping]]] = ..., sample_index: _Optional[bytes] = ..., sample_sequence: _Optional[bytes] = ..., sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., token_references: _Optional[_Union[TokenReferences, _Mapping]] = ..., defer_sampling: _Optional[bool] = ..., score_index: _Optional[bytes] = ..., score_token_ids: _Optional[bytes] = ..., score_num_tops: _Optional[bytes] = ...) -> None: ...
+
+class StepDelta(_message.Message):
+    __slots__ = ("is_keyframe", "removed", "added", "added_ids", "added_sampling", "changed", "table_changes", "left", "joined", "joined_seq_lens", "steady_ids", "steady_samples", "rows", "seq_lens", "query_lens", "samples", "input_ids", "block_ops", "defer_sampling", "score_index", "score_token_ids", "score_num_tops")
+    IS_KEYFRAME_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    ADDED_IDS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
+    JOINED_SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    STEADY_IDS_FIELD_NUMBER: _ClassVar[int]
+    STEADY_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SEQ_LENS_FIELD_NUMBER: _ClassVar[int]
+    QUERY_LENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_OPS_FIELD_NUMBER: _ClassVar[int]
+    DEFER_SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    SCORE_INDEX_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCORE_NUM_TOPS_FIELD_NUMBER: _ClassVar[int]
+    is_keyframe: bool
+    removed: bytes
+    added: bytes
+    added_ids: bytes
+    added_sampling: SamplingColumns
+    changed: bytes
+    table_changes: _containers.RepeatedCompositeFieldContainer[TableChanges]
+    left: bytes
+    joined: bytes
+    joined_seq_lens: bytes
+    steady_ids: bytes
+    steady_samples: bytes
+    rows: bytes
+    seq_lens: bytes
+    query_lens: bytes
+    samples: bytes
+    input_ids: bytes
+    block_ops: _containers.RepeatedCompositeFieldContainer[BlockOp]
+    defer_sampling: bool
+    score_index: bytes
+    score_token_ids: bytes
+    score_num_tops: bytes
+    def __init__(self, is_keyframe: _Optional[bool] = ..., removed: _Optional[bytes] = ..., added: _Optional[bytes] = ..., added_ids: _Optional[bytes] = ..., added_sampling: _Optional[_Union[SamplingColumns, _Mapping]] = ..., changed: _Optional[bytes] = ..., table_changes: _Optional[_Iterable[_Union[TableChanges, _Mapping]]] = ..., left: _Optional[bytes] = ..., joined: _Optional[bytes] = ..., joined_seq_lens: _Optional[bytes] = ..., steady_ids: _Optional[bytes] = ..., steady_samples: _Optional[bytes] = ..., rows: _Optional[bytes] = ..., seq_lens: _Optional[bytes] = ..., query_lens: _Optional[bytes] = ..., samples: _Optional[bytes] = ..., input_ids: _Optional[bytes] = ..., block_ops: _Optional[_Iterable[_Union[BlockOp, _Mapping]]] = ..., defer_sampling: _Optional[bool] = ..., score_index: _Optional[bytes] = ..., score_token_ids: _Optional[bytes] = ..., score_num_tops: _Optional[bytes] = ...) -> None: ...
+
+class TableChanges(_message.Message):
+    __slots__ = ("first_blocks", "num_blocks", "block_ids")
+    FIRST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
+    first_blocks: bytes
+    num_blocks: bytes
+    block_ids: bytes
+    def __init__(self, first_blocks: _Optional[bytes] = ..., num_blocks: _Optional[bytes] = ..., block_ids: _Optional[bytes] = ...) -> None: ...
 
 class SamplerInputs(_message.Message):
     __slots__ = ("biases", "masks", "bad_words", "history")

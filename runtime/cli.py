@@ -10,8 +10,10 @@ from runtime.commands.frontend import frontend
 from runtime.commands.generate import generate
 from runtime.commands.hash_key import hash_key
 from runtime.commands.models import models
+from runtime.commands.replay import replay
 from runtime.commands.serve import serve
 from runtime.commands.top import top
+from runtime.commands.trace import trace
 from runtime.errors import ConfigError, LockstepError
 from runtime.interrupts import interruptible
 
@@ -25,7 +27,7 @@ def cli() -> None:
     """Lockstep serves large language models."""
 
 
-for command in (serve, frontend, generate, batch, models, certs, hash_key, top):
+for command in (serve, frontend, generate, batch, models, certs, hash_key, top, replay, trace):
     cli.add_command(command)
 
 

@@ -10,7 +10,11 @@ from runtime.errors import ConfigError
 from runtime.options import option
 
 MAX_TIMEOUT_S = 7 * 24 * 3600  # longer waits overflow what the operating system takes
+# Workers keep the samples of 8 steps.
+MAX_PIPELINE_DEPTH = 8
 MAX_THREADS = 1024
+MAX_NUM_SEQS = 1 << 16  # rows are 16-bit numbers on their way to the workers
+MIN_RECORD_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +92,28 @@ class EngineConfig:
         None, "A request that waits longer is refused. No limit where unset."
     )
 
+    pipeline_depth: int = option(
+        2, "Most steps that the workers have at once: while one runs, the next is there already."
+    )
     step_timeout_s: float = option(300.0, "A step that takes longer means that a rank hangs.")
     startup_timeout_s: float = option(900.0, "Longest wait for workers to start and load.")
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
+    check_deltas: bool = option(
+        False, "Debug: send each step whole too; ranks compare it with what its delta gives."
+    )
+
+    record: str | None = option(
+        None,
+        "Folder to write down what the engine does in, prompts included: for `lockstep replay` and "
+        "`lockstep trace`.",
+    )
+    record_steps: bool = option(
+        False, "Record whole steps too, with which `lockstep replay --model` runs them again."
+    )
+    record_redact: bool = option(False, "Leave token ids and texts out: timelines alone.")
+    record_max_bytes: int = option(
+        1 << 30, "Most bytes of all recordings in the folder; the oldest go.", unit="bytes"
+    )
 
     cluster_certs: str | None = option(
         None,
@@ -108,6 +131,14 @@ class EngineConfig:
         ):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value} must be at least 1")
+        require(
+            1 <= self.pipeline_depth <= MAX_PIPELINE_DEPTH,
+            f"pipeline_depth={self.pipeline_depth} must be in [1, {MAX_PIPELINE_DEPTH}]",
+        )
+        require(
+            self.max_num_seqs <= MAX_NUM_SEQS,
+            f"max_num_seqs={self.max_num_seqs} must be at most {MAX_NUM_SEQS}",
+        )
         for name in ("step_timeout_s", "startup_timeout_s"):
             value = getattr(self, name)
             require(0 < value <= MAX_TIMEOUT_S, f"{name}={value} must be in (0, {MAX_TIMEOUT_S}]")
@@ -134,8 +165,9 @@ class EngineConfig:
             f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
-        check_not_empty(self, "cluster_certs")
+        check_not_empty(self, "cluster_certs", "record")
         self._check_prefills()
+        self._check_recording()
         self._check_queue()
 
     @property
@@ -155,6 +187,22 @@ class EngineConfig:
         require(
             threshold is None or threshold >= 1,
             f"long_prefill_token_threshold={threshold} must be at least 1",
+        )
+
+    def _check_recording(self) -> None:
+        for name in ("record_steps", "record_redact"):
+            require(
+                self.record is not None or not getattr(self, name),
+                f"{name} is set without record, the folder to write to",
+            )
+        require(
+            not (self.record_steps and self.record_redact),
+            "record_steps and record_redact are set: steps are made of token ids",
+        )
+        least = MIN_RECORD_BYTES
+        require(
+            self.record_max_bytes >= least,
+            f"record_max_bytes={self.record_max_bytes} must be at least {least}",
         )
 
     def _check_queue(self) -> None:

@@ -31,11 +31,18 @@ class _StepParts:
         self._sample = Histogram(STEP_S)
         self._publish = Histogram(STEP_S)
         self._total = Histogram(STEP_S)
+        self._last_executed = 0.0
+        self._last_published = 0.0
 
-    def observe(self, times: StepTimes, execution: Execution | None) -> None:
-        """An executor that doesn't say what it did was on the wire all the time."""
+    def observe(self, times: StepTimes, execution: Execution | None) -> float:
+        """Returns the step's seconds, without those in which it waited for the step before.
+
+        An executor that doesn't say what it did was on the wire all the time.
+        """
         self._schedule.observe(times.flattened - times.started)
-        wire_s = times.executed - times.flattened
+        # Not what was hidden behind the step before.
+        wire_s = times.executed - max(times.flattened, self._last_executed)
+        self._last_executed = times.executed
         if execution is not None:
             self._encode.observe(execution.encode_s)
             wire_s -= execution.encode_s
@@ -45,7 +52,10 @@ class _StepParts:
                 wire_s -= rank.forward_s + rank.sample_s
         self._wire.observe(max(wire_s, 0.0))  # the clocks of two hosts may differ in pace
         self._publish.observe(times.published - times.executed)
-        self._total.observe(times.published - times.started)
+        total_s = times.published - max(times.started, self._last_published)
+        self._last_published = times.published
+        self._total.observe(total_s)
+        return total_s
 
     def snapshot(self) -> StepSeconds:
         return StepSeconds(
@@ -83,7 +93,7 @@ class Counters:
 
     def time(self, output: SchedulerOutput, execution: Execution | None, times: StepTimes) -> None:
         """A step is over; `execution` is what the executor says of it."""
-        self._parts.observe(times, execution)
+        total_s = self._parts.observe(times, execution)
         if execution is not None:
             self.epoch, self.ranks = execution.epoch, execution.ranks
         self.last_step = StepSummary(
@@ -91,7 +101,7 @@ class Counters:
             num_decode_sequences=len(output.steady),
             num_prefill_sequences=len(output.scheduled),
             num_prefill_tokens=output.num_scheduled_tokens - len(output.steady),
-            total_s=times.published - times.started,
+            total_s=total_s,
         )
 
     def count_fault(self, error: LockstepError) -> None:
@@ -111,7 +121,7 @@ class Counters:
             num_scheduled_sequences=self.num_scheduled_sequences,
             num_output_tokens=self.num_output_tokens,
             num_preemptions=scheduler.running.num_preemptions,
-            num_running=len(scheduler.running),
+            num_running=scheduler.running.num_holding,
             num_waiting=len(scheduler.waiting),
             num_blocks=pool.num_blocks,
             num_free_blocks=pool.num_free,

@@ -1,10 +1,13 @@
 """Puts an engine together from its configuration, and takes it apart again."""
 
 import logging
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from runtime.cluster.group import LoadedModel, start_workers
@@ -17,12 +20,13 @@ from runtime.grammar.compiler import GrammarCompiler
 from runtime.model_files import fetch_weights, resolve_model
 from runtime.model_gate import check_model
 from runtime.progress import StartupProgress
+from runtime.recording.encoder import Origin
+from runtime.recording.recorder import RecordedExecutor, RecordedScheduler, Recorder
+from runtime.recording.setup import SchedulerSetup
 from runtime.request import ModelInfo
 from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingDefaults
 from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
-from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.limits import QueueLimits, SchedulerLimits
-from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
 from runtime.scheduling.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
@@ -73,14 +77,17 @@ def running_engine(
         compiler = GrammarCompiler(
             model_path, vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         )
-        with closing(compiler):
+        setup = scheduler_setup(config, layout, model)
+        with closing(compiler), _recording(config, setup, model) as recorder:
             group.allocate_cache(layout)
+            scheduler, executor = _scheduler(setup, recorder), group.executor()
             engine = Engine(
                 model=model,
-                scheduler=make_scheduler(config, layout, model),
-                executor=group.executor(),
+                scheduler=scheduler,
+                executor=executor if recorder is None else RecordedExecutor(executor, recorder),
                 compiler=compiler,
-                on_idle=on_idle,
+                depth=config.pipeline_depth,
+                on_idle=partial(_on_idle, scheduler, recorder, on_idle),
             )
             group.on_lost(engine.fail)
             _log_start(config, spec, layout, model)
@@ -110,9 +117,29 @@ def _log_start(
 
 def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) -> Scheduler:
     """The scheduler that the options ask for, over an empty cache."""
+    return _scheduler(scheduler_setup(config, layout, model), None)
+
+
+def _scheduler(setup: SchedulerSetup, recorder: Recorder | None) -> Scheduler:
+    parts = setup.parts()
+    if recorder is not None:
+        return RecordedScheduler(parts, recorder)
     return Scheduler(
-        CacheManager(layout, prefix_cache=config.prefix_cache, root=secrets.token_bytes(32)),
-        policy=make_policy(config),
+        parts.cache, policy=parts.policy, limits=parts.limits, eos_token_ids=parts.eos_token_ids
+    )
+
+
+def _on_idle(
+    scheduler: Scheduler, recorder: Recorder | None, on_idle: Callable[[], object]
+) -> None:
+    if recorder is not None:
+        recorder.idle(scheduler)
+    on_idle()
+
+
+def scheduler_setup(config: EngineConfig, layout: CacheLayout, model: ModelInfo) -> SchedulerSetup:
+    return SchedulerSetup(
+        layout=layout,
         limits=SchedulerLimits(
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
@@ -127,18 +154,42 @@ def make_scheduler(config: EngineConfig, layout: CacheLayout, model: ModelInfo) 
                 queue_timeout_s=config.queue_timeout_s,
             ),
         ),
+        policy=config.policy,
+        priority_ageing_s=config.priority_ageing_s,
+        prefix_cache=config.prefix_cache,
+        root=secrets.token_bytes(32),
         eos_token_ids=model.eos_token_ids,
+        vocab_size=model.vocab_size,
     )
 
 
-def make_policy(config: EngineConfig) -> Policy:
-    match config.policy:
-        case "fcfs":
-            return FcfsPolicy()
-        case "priority":
-            return PriorityPolicy(ageing_s=config.priority_ageing_s)
-        case "fair":
-            return FairPolicy()
+@contextmanager
+def _recording(
+    config: EngineConfig, setup: SchedulerSetup, model: ModelInfo
+) -> Iterator[Recorder | None]:
+    """What the options want written down; None: nothing."""
+    if config.record is None:
+        yield None
+        return
+    unix_s = time.time()
+    origin = Origin(
+        run=f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_s))}-{os.getpid()}",
+        setup=setup,
+        model=model.name,
+        fingerprint=model.fingerprint,
+        depth=config.pipeline_depth,
+        options={name: str(value) for name, value in asdict(config).items()},
+        unix_s=unix_s,
+        clock_s=time.monotonic(),
+        redact=config.record_redact,
+        steps=config.record_steps,
+    )
+    try:
+        recorder = Recorder(Path(config.record), origin, max_bytes=config.record_max_bytes)
+    except OSError as error:
+        raise ConfigError(f"record={config.record} can't be written: {error}") from error
+    with closing(recorder):
+        yield recorder
 
 
 def resolve_defaults(config: EngineConfig, model_path: str) -> SamplingDefaults:

@@ -1,4 +1,4 @@
-"""The loop: schedule -> flatten -> execute -> update -> publish.
+"""The loop: schedule -> flatten -> submit, ahead of time; then result -> update -> publish.
 
 Everything the engine knows changes on its own thread; other threads leave it calls in an inbox.
 """
@@ -18,13 +18,15 @@ from runtime.intake import Intake
 from runtime.live_requests import LiveRequests, Sink
 from runtime.mailbox import Mailbox
 from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestFailure
-from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.output import StepOutcome
 from runtime.scheduling.scheduler import Scheduler
+from runtime.step_pipeline import StepPipeline
 from runtime.structured import Compiler, StructuredSequences
 
 logger = logging.getLogger(__name__)
 
+# One step runs, and the next is there when it ends.
+DEPTH = 2
 # Invariants are checked after so long without a request: 0.1 s for 100,000 blocks.
 IDLE_CHECK_S = 1.0
 # A step that runs at stop may take so long; then the ranks are ended under it.
@@ -36,6 +38,7 @@ class Engine:
 
     `clock` is seconds that never go back; a simulation brings its own, calls `add` and `step`
     itself and doesn't start the engine. `on_idle` is called when nothing has run for a second.
+    Up to `depth` steps are in flight: while the workers run one, the next is with them already.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class Engine:
         scheduler: Scheduler,
         executor: Executor,
         compiler: Compiler,
+        depth: int = DEPTH,
         clock: Callable[[], float] = time.monotonic,
         on_idle: Callable[[], object] = lambda: None,
     ) -> None:
@@ -53,11 +57,6 @@ class Engine:
         self._on_idle = on_idle
         self._scheduler = scheduler
         self._executor = executor
-        self._table = BatchTable(
-            max_num_seqs=scheduler.limits.max_num_seqs,
-            num_groups=len(scheduler.cache.layout.groups),
-            vocab_size=model.vocab_size,
-        )
         self._mailbox = Mailbox()
         self._sequence_ids = itertools.count(1)
         self._live = LiveRequests()
@@ -70,6 +69,14 @@ class Engine:
             clock=clock,
             submit=self._mailbox.post,
             fail=self._fail,
+        )
+        self._pipeline = StepPipeline(
+            scheduler,
+            executor,
+            self._structured,
+            vocab_size=model.vocab_size,
+            depth=depth,
+            clock=clock,
         )
         self._counters = Counters()
         self._failure: LockstepError | None = None
@@ -175,29 +182,23 @@ class Engine:
         return self._scheduler.has_work
 
     def step(self) -> None:
-        """Runs one step, if there is one to run, and publishes it. Engine's thread only.
+        """Hands over steps until `depth` are in flight, waits for the oldest and publishes it.
 
-        Raises WorkerError: the ranks are lost, and the engine with them.
+        Engine's thread only. Raises WorkerError: the ranks are lost, and the engine with them.
         """
-        started = self.clock()
-        output = self._scheduler.schedule(started)
+        self._pipeline.fill()
         dropped = self._scheduler.take_dropped()
         for sequence, error in dropped:
             self._counters.num_timed_out += self._fail(sequence.sequence_id, error)
-        if output is None:
+        step = self._pipeline.finish()
+        if step is None:
             assert dropped, "work is queued, nothing is in flight and nothing runs"
             return
-        plan = self._table.flatten(output)
-        flattened = self.clock()
-        result = self._executor.execute(plan, partial(self._structured.make_masks, plan))
-        executed = self.clock()
-        outcome = self._scheduler.update(result, executed)
-        self._structured.advance(outcome)
-        self._counters.count(output, outcome)
-        self._live.publish(output, outcome)
-        self._fail_choices(outcome)
-        times = StepTimes(started, flattened, executed, self.clock())
-        self._counters.time(output, result.execution, times)
+        self._counters.count(step.output, step.outcome)
+        self._live.publish(step.output, step.outcome)
+        self._fail_choices(step.outcome)
+        times = StepTimes(step.started, step.flattened, step.executed, self.clock())
+        self._counters.time(step.output, step.execution, times)
 
     def _run(self) -> None:
         try:

@@ -106,11 +106,9 @@ def encode_request(request: Request) -> engine_pb2.AddRequest:
 
 def decode_request(message: engine_pb2.AddRequest) -> Request:
     """Raises InvalidRequestError: an array is cut, a parameter out of range or left to defaults."""
-    values = _values_of(message.sampling_params)
-    for name in ("seed", *DEFAULTED):
-        if name not in values:
-            raise InvalidRequestError(f"{name} is missing: the frontend must set it")
-    params = CompleteParams(**values)
+    params = decode_complete(message.sampling_params)
+    if params.seed is None:
+        raise InvalidRequestError("seed is missing: the frontend must set it")
     try:
         prompt = unpack(INT32, "prompt_token_ids", message.prompt_token_ids)
         bad_words = tuple(tuple(unpack(INT32, "bad_words", each.ids)) for each in message.bad_words)
@@ -125,7 +123,7 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
         request_id=message.request_id,
         prompt_token_ids=prompt,
         params=params,
-        seed=values["seed"],
+        seed=params.seed,
         cache_salt=message.cache_salt,
         priority=message.priority,
         tenant=message.tenant,
@@ -139,6 +137,15 @@ def decode_request(message: engine_pb2.AddRequest) -> Request:
 def decode_params(message: common_pb2.SamplingParams) -> SamplingParams:
     """Raises InvalidRequestError: a field is out of range, or newer than this server."""
     return SamplingParams(**_values_of(message))
+
+
+def decode_complete(message: common_pb2.SamplingParams) -> CompleteParams:
+    """Raises InvalidRequestError: as `decode_params`, or something is left to defaults."""
+    values = _values_of(message)
+    for name in DEFAULTED:
+        if name not in values:
+            raise InvalidRequestError(f"{name} is missing: the frontend must set it")
+    return CompleteParams(**values)
 
 
 def _values_of(message: common_pb2.SamplingParams) -> dict[str, Any]:

@@ -132,8 +132,10 @@ class StructuredSequences:
     def make_masks(self, plan: StepPlan) -> TokenMasks:
         """What the sampled rows of a plan may go on with."""
         sampled = plan.sequence_ids[plan.sample_sequence].tolist()
-        rows = [row for row, each in enumerate(sampled) if each in self._matchers]
-        matchers = [self._matchers[sampled[row]] for row in rows]
+        found = [(row, self._matchers.get(each)) for row, each in enumerate(sampled)]
+        # One that has failed already ends without this step.
+        pairs = [(row, each) for row, each in found if each is not None and each.error is None]
+        rows, matchers = [row for row, _ in pairs], [each for _, each in pairs]
         masks = masks_of(matchers)
         self._note_errors((sampled[row], each) for row, each in zip(rows, matchers, strict=True))
         return replace(masks, rows=np.array(rows, np.int32))

@@ -1,24 +1,35 @@
 """Ranks of tiny models in this process, and an executor over them without a port."""
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from protos import worker_pb2
-from runtime.executor.codec import decode_result, encode_masks, encode_sampler_inputs, encode_step
+from runtime.executor.codec import (
+    decode_result,
+    encode_delta,
+    encode_sample,
+    encode_sampler_inputs,
+    encode_step,
+)
+from runtime.scheduling.sampler_inputs import SamplerInputs
 from runtime.scheduling.step_plan import StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from tests.tiny_models import load_executor
-from workers.batch import NO_MASKS, Batch
+from workers.batch import Batch, LateInputs
 from workers.codec import decode_plan, limits_of
 from workers.config import CacheLayout, WorkerConfig
+from workers.delta_codec import DeltaDecoder
 from workers.model_executor import ModelExecutor
 from workers.parallel import join, open_rendezvous
-from workers.sampling_codec import decode_masks, encode_result
+from workers.sampling_codec import decode_inputs, decode_masks, encode_result
 from workers.serial_thread import SerialThread
 
 EPOCH = 1
+USES_DELTAS = os.environ.get("LOCKSTEP_TEST_DELTAS") != "0"
 
 
 @dataclass
@@ -61,32 +72,54 @@ def _on_all(threads: Sequence[SerialThread], tasks: Sequence[Callable]) -> list:
 
 
 class CodedExecutor:
-    """Runs steps as GrpcExecutor and WorkerService do together, without a port."""
+    """Runs steps as GrpcExecutor and WorkerService do together, without a port.
+
+    As deltas, unless LOCKSTEP_TEST_DELTAS is 0.
+    """
 
     def __init__(self, ranks: Sequence[Rank], layout: CacheLayout) -> None:
         self.plans: list[StepPlan] = []
         self.batch: Batch | None = None  # of the last step, on rank 0
+        self._steps: deque[tuple[StepPlan, list[Batch]]] = deque()
+        self._late: dict[int, LateInputs] = {}  # by step
+        self._shared: dict[int, int] = {}  # samples of each step
+        self._decoders = [DeltaDecoder() for _ in ranks]
         self._threads = [rank.thread for rank in ranks]
         self._executors = [rank.executor for rank in ranks]
         self._limits = limits_of(self._executors[0].spec, layout)
         self._on_all(lambda executor, _: executor.allocate_cache(layout))
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
         self.plans.append(plan)
-        message = encode_step(plan, epoch=EPOCH, return_input_hash=False)
+        encode = encode_delta if USES_DELTAS else encode_step
+        message = encode(plan, epoch=EPOCH, return_input_hash=False, share_samples=True)
         inputs = encode_sampler_inputs(plan.sampler_inputs)
-        batches = [self._decode(message + inputs), *map(self._decode, [message] * self._num_others)]
+        batches = [
+            self._decode(decoder, message if rank else message + inputs)
+            for rank, decoder in enumerate(self._decoders)
+        ]
+        self._shared[plan.step_id] = len(plan.sample_index)
+        self._steps.append((plan, batches))
+
+    def sample(self, step_id: int, inputs: SamplerInputs, masks: TokenMasks) -> None:
+        sent = worker_pb2.StepRequest.FromString(
+            encode_sample(inputs, masks, epoch=EPOCH, step_id=step_id)
+        )
+        num_rows, vocab_size = self._shared[step_id], self._limits.vocab_size
+        self._late[step_id] = LateInputs(
+            inputs=decode_inputs(sent.sample.sampler_inputs, num_rows, vocab_size),
+            masks=decode_masks("sample.masks", sent.sample.masks, num_rows, vocab_size),
+        )
+
+    def result(self) -> StepResult:
+        """Runs the oldest step."""
+        plan, batches = self._steps.popleft()
         self.batch = batches[0]
         self._on_all(lambda executor, rank: executor.forward(batches[rank]))
-        masks = NO_MASKS
-        if plan.defer_sampling:
-            sent = encode_masks(make_masks(), epoch=EPOCH, step_id=plan.step_id)
-            sample = worker_pb2.StepRequest.FromString(sent).sample
-            num_rows = len(plan.sample_index)
-            masks = decode_masks("sample.masks", sample.masks, num_rows, self._limits.vocab_size)
-        sampled, *others = self._on_all(lambda executor, _: executor.sample(masks))
+        late = self._late.pop(plan.step_id) if plan.defer_sampling else None
+        sampled, *others = self._on_all(
+            lambda executor, rank: executor.sample(None if rank else late)
+        )
         assert others == [None] * self._num_others
         result = encode_result(self.batch, *sampled)
         reply = worker_pb2.StepReply(step_id=plan.step_id, result=result)
@@ -99,9 +132,10 @@ class CodedExecutor:
     def _num_others(self) -> int:
         return len(self._executors) - 1
 
-    def _decode(self, message: bytes) -> Batch:
+    def _decode(self, decoder: DeltaDecoder, message: bytes) -> Batch:
         request = worker_pb2.StepRequest.FromString(message)
-        return decode_plan(request.plan, self._limits, request.sampler_inputs)
+        decode = decoder.decode if USES_DELTAS else decode_plan
+        return decode(request, self._limits, self._shared)
 
     def _on_all(self, task: Callable[[ModelExecutor, int], object]) -> list:
         tasks = [

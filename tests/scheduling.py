@@ -1,8 +1,9 @@
 """Builders of scheduling objects, and the oracle: a fake model that reads through block tables."""
 
 import hashlib
-from collections.abc import Callable
+from collections import deque
 from collections.abc import Sequence as Ids
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.limits import QueueLimits, SchedulerLimits
 from runtime.scheduling.policy import FcfsPolicy, Policy
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
+from runtime.scheduling.sampler_inputs import SamplerInputs, no_inputs
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import BlockTables, Fault, StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from tests.params import complete_params
 
 VOCAB_SIZE = 997
@@ -85,8 +87,10 @@ def make_scheduler(
     )
 
 
-def make_table(*, max_num_seqs: int, num_groups: int) -> BatchTable:
-    return BatchTable(max_num_seqs=max_num_seqs, num_groups=num_groups, vocab_size=VOCAB_SIZE)
+def make_table(*, max_num_seqs: int, num_groups: int, **options: int) -> BatchTable:
+    return BatchTable(
+        max_num_seqs=max_num_seqs, num_groups=num_groups, vocab_size=VOCAB_SIZE, **options
+    )
 
 
 def make_sequence(
@@ -174,7 +178,37 @@ def oracle_continuation(
     return tokens[len(prompt) :]
 
 
-class OracleExecutor:
+class SerialExecutor:
+    """Runs each step when its result is asked for."""
+
+    def __init__(self) -> None:
+        self._steps: deque[StepPlan] = deque()
+        self._late: dict[int, tuple[SamplerInputs, TokenMasks]] = {}
+
+    def submit(self, plan: StepPlan) -> None:
+        # Gathered now: later the tables are those of a later step.
+        self._steps.append(replace(plan, block_tables=tuple(plan.block_tables)))
+
+    def sample(self, step_id: int, inputs: SamplerInputs, masks: TokenMasks) -> None:
+        assert step_id not in self._late, "it is told once"
+        self._late[step_id] = inputs, masks
+
+    def result(self) -> StepResult:
+        plan = self._steps.popleft()
+        if not plan.defer_sampling:
+            return self.execute(plan)
+        assert plan.sampler_inputs is no_inputs(), "they come later"
+        inputs, masks = self._late.pop(plan.step_id)
+        return self.execute(replace(plan, sampler_inputs=inputs), masks)
+
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+
+class OracleExecutor(SerialExecutor):
     """An executor whose next token hashes what it reads in its cache, a cell for each token.
 
     A wrong table, a block handed out twice or of another prefix, a wrong position, a token that was
@@ -183,16 +217,17 @@ class OracleExecutor:
     """
 
     def __init__(self, layout: CacheLayout) -> None:
+        super().__init__()
         self.layout = layout
         self.windows = [Chunk(each.chunk) if each.chunk else each.window for each in layout.groups]
         self.cache = np.full((layout.num_blocks, layout.block_size), -1, np.int64)
         self.plans: list[StepPlan] = []
         self.faulty: set[int] = set()  # ids of sequences whose logits are damaged
+        self._samples: dict[int, list[int]] = {}  # by step
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
         self.plans.append(plan)
+        plan = self._resolve(plan)
         for source, target in plan.block_copies:
             self.cache[target] = self.cache[source]
         tables = [self._split(table) for table in plan.block_tables]
@@ -206,6 +241,7 @@ class OracleExecutor:
             )
             for row, index in zip(plan.sample_index, plan.sample_sequence, strict=True)
         ]
+        self._samples[plan.step_id] = token_ids
         sequence_ids = plan.sequence_ids[plan.sample_sequence].tolist()
         rows = [row for row, each in enumerate(sequence_ids) if each in self.faulty]
         return StepResult(
@@ -216,12 +252,18 @@ class OracleExecutor:
             scores=self._scores(plan, tables),
         )
 
-    def close(self) -> None:
-        pass
-
     def restart(self) -> None:
         """Loses the cache, as new workers do."""
         self.cache[:] = -1
+        self._samples.clear()
+
+    def _resolve(self, plan: StepPlan) -> StepPlan:
+        """Puts the tokens that earlier steps sampled where the plan refers to them."""
+        refer = plan.token_references
+        input_ids = plan.input_ids.copy()
+        for row, step_id, sample in zip(refer.rows, refer.step_ids, refer.sample_rows, strict=True):
+            input_ids[row] = self._samples[int(step_id)][sample]
+        return replace(plan, input_ids=input_ids)
 
     def _write(self, plan: StepPlan, tables: list[list[tuple[int, np.ndarray]]]) -> None:
         row = 0

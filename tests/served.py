@@ -1,6 +1,7 @@
 """Engines over the oracle: stepped by hand, or started and served to clients of the public API."""
 
 import json
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from runtime.engine_service import EngineServer
 from runtime.request import ModelInfo, Request, RequestFailure, RequestOutput, TokenLogprobs
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.step_plan import StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from runtime.structured import Compiler, NoCompiler
 from tests.frontend import Client, RunningFrontend
 from tests.params import complete_params
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from runtime.errors import LockstepError
 
 MAX_STEPS = 2000
+# Of engines that are started.
+DEPTH = int(os.environ.get("LOCKSTEP_TEST_DEPTH", "2"))
 FIRST_CHAR = 0x4E00
 UNHURRIED_STEP_S = 0.005
 
@@ -34,10 +37,8 @@ UNHURRIED_STEP_S = 0.005
 class ScoringOracle(OracleExecutor):
     """Tells logprobs of what it samples, which depend on the token alone."""
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
-        result = super().execute(plan, make_masks)
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+        result = super().execute(plan, masks)
         for row, index in enumerate(plan.sample_sequence):
             count = int(plan.sampling.num_logprobs[index])
             if count >= 0:
@@ -48,11 +49,9 @@ class ScoringOracle(OracleExecutor):
 class UnhurriedOracle(ScoringOracle):
     """Takes as long for a step as a small model does: what is to be cut short isn't over before."""
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
         time.sleep(UNHURRIED_STEP_S)
-        return super().execute(plan, make_masks)
+        return super().execute(plan, masks)
 
 
 def logprobs_of(token: int, count: int) -> TokenLogprobs:
@@ -81,6 +80,7 @@ def make_engine(
     compiler: Compiler | None = None,
     model: dict[str, Any] | None = None,
     clock: Callable[[], float] | None = None,
+    depth: int = DEPTH,
     **scheduler_options: Any,
 ) -> tuple[Engine, OracleExecutor]:
     """`model` has changes of ModelInfo."""
@@ -91,6 +91,7 @@ def make_engine(
         scheduler=scheduler,
         compiler=compiler or NoCompiler("a test has no tokenizer"),
         executor=executor,
+        depth=depth,
         **({} if clock is None else {"clock": clock}),
     )
     return engine, executor
@@ -104,16 +105,19 @@ class Served:
         executor_class: type[OracleExecutor] = ScoringOracle,
         *,
         step_s: float = 1.0,
+        depth: int = 1,
         **options: Any,
     ) -> None:
         self.now = 100.0
-        self.engine, self.executor = make_engine(executor_class, clock=lambda: self.now, **options)
+        self.engine, self.executor = make_engine(
+            executor_class, clock=lambda: self.now, depth=depth, **options
+        )
         self.scheduler: Scheduler = self.engine._scheduler
         execute = self.executor.execute
 
-        def slow_execute(plan: StepPlan, make_masks: Callable[[], TokenMasks]) -> StepResult:
+        def slow_execute(plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
             self.now += step_s
-            return execute(plan, make_masks)
+            return execute(plan, masks)
 
         self.executor.execute = slow_execute
         self.tokens: defaultdict[tuple[int, int], list[int]] = defaultdict(list)

@@ -3,11 +3,14 @@
 from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 
+from runtime.executor.base import Executor
 from runtime.request import TokenLogprobs
 from runtime.scheduling.output import SchedulerOutput, StepOutcome
+from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
-from runtime.scheduling.step_plan import StepResult
+from runtime.scheduling.step_plan import StepPlan, StepResult
+from runtime.scheduling.token_masks import TokenMasks, no_masks
 from tests.scheduling import OracleExecutor, make_sequence, make_table, oracle_continuation
 
 MAX_STEPS = 5000
@@ -40,6 +43,14 @@ def finish(
     outcome = scheduler.update(result, now)
     scheduler.check_invariants()
     return outcome
+
+
+def execute(executor: Executor, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+    """Hands a step over and waits for it."""
+    executor.submit(plan)
+    if plan.defer_sampling:
+        executor.sample(plan.step_id, no_inputs(), masks or no_masks())
+    return executor.result()
 
 
 def step(scheduler: Scheduler, *, token: int = 5, now: float = 0.0) -> SchedulerOutput:

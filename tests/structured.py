@@ -15,7 +15,7 @@ from runtime.grammar.limits import GrammarLimits
 from runtime.request import FinishReason, Request, RequestFailure, RequestOutput
 from runtime.scheduling.cache_layout import CacheLayout
 from runtime.scheduling.step_plan import Fault, StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from runtime.structure import Structure
 from runtime.structured import OnDone
 from tests.frontend import make_byte_fallback_tokenizer
@@ -55,13 +55,11 @@ class RandomExecutor(OracleExecutor):
         self.num_empty = 0
         self.num_masked: list[int] = []  # rows with a mask, of each step
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
-        result = super().execute(plan, make_masks)
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+        result = super().execute(plan, masks)
         if not plan.defer_sampling:
             return result
-        masks = make_masks()
+        assert masks is not None
         assert masks.rows.tolist() == sorted(masks.rows.tolist())
         self.num_masked.append(len(masks.rows))
         for row, allowed in allowed_by(masks, VOCAB_SIZE).items():

@@ -28,6 +28,7 @@ from runtime.request import (
 from runtime.sampling_params import SamplingParams
 from runtime.structured import Compiler, NoCompiler, OnDone
 from tests.local_ranks import CodedExecutor, Rank
+from tests.served import DEPTH
 from workers.codec import encode_spec
 from workers.config import CacheLayout
 
@@ -127,6 +128,7 @@ class TinyEngine:
             scheduler=self.scheduler,
             executor=self.executor,
             compiler=compiler or NoCompiler("the test has no tokenizer"),
+            depth=DEPTH,
             clock=lambda: self._now,
         )
         self.answers: defaultdict[tuple[int, int], Answer] = defaultdict(Answer)

@@ -14,7 +14,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from protos.auth import bearer
 from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
-from workers.batch import NO_MASKS, Batch, TokenMasks
+from workers.batch import NO_MASKS, Batch, LateInputs, TokenMasks
 from workers.codec import StepLimits
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.model_side import ModelSide, Progress
@@ -183,16 +183,17 @@ class FakeModel:
         self.on_allocate()
         return layout.num_blocks * 100
 
-    def forward(self, batch: Batch) -> None:
+    def forward(self, batch: Batch) -> torch.Tensor:
         self.threads.add(threading.get_ident())
         self.batches.append(batch)
         self.started.set()
         self.gate.wait(TIMEOUT_S)
         self.on_step()
+        return batch.input_ids
 
-    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None:
+    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
         self.threads.add(threading.get_ident())
-        self.masks.append(masks)
+        self.masks.append(NO_MASKS if late is None else late.masks)
         if self.rank != 0:
             return None
         batch = self.batches[-1]

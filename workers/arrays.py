@@ -13,6 +13,7 @@ from workers.errors import StepError
 
 Int32 = NDArray[np.int32]
 
+UINT16 = np.dtype("<u2")
 INT32 = np.dtype("<i4")
 UINT64 = np.dtype("<u8")
 FLOAT32 = np.dtype("<f4")

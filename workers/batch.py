@@ -10,6 +10,9 @@ from enum import IntEnum
 
 import torch
 
+# Steps back to which a step may refer.
+NUM_SHARED_STEPS = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockTables:
@@ -113,6 +116,35 @@ class SamplerInputs:
     history: TokenHistory
 
 
+_NONE = torch.zeros(0, dtype=torch.int64)
+NO_INPUTS = SamplerInputs(
+    biases=TokenBiases(rows=_NONE, token_ids=_NONE, values=torch.zeros(0)),
+    masks=NO_MASKS,
+    bad_words=BadWords(rows=_NONE, lengths=_NONE, token_ids=_NONE),
+    history=TokenHistory(rows=_NONE, lengths=_NONE, num_prompt_tokens=_NONE, token_ids=_NONE),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateInputs:
+    """What a step that defers sampling has waited for; a token must be allowed by both masks."""
+
+    inputs: SamplerInputs
+    masks: TokenMasks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenReferences:
+    """K tokens fed that earlier steps sample: each is a sample of one of them."""
+
+    rows: torch.Tensor  # [K] int64, of T, rising
+    step_ids: torch.Tensor  # [K] int64
+    sample_rows: torch.Tensor  # [K] int64, index into the R of that step
+
+
+NO_REFERENCES = TokenReferences(rows=_NONE, step_ids=_NONE, sample_rows=_NONE)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """CPU tensors, as decoded; the executor moves what its device needs."""
@@ -132,3 +164,6 @@ class Batch:
     score_index: torch.Tensor  # [P] int32, rows of T for whose logits a logprob is wanted
     score_token_ids: torch.Tensor  # [P] int32, of which token
     score_num_tops: torch.Tensor  # [P] int32, most probable tokens to tell beside it
+    step_id: int = 0
+    references: TokenReferences = NO_REFERENCES  # instead of what input_ids has there
+    shares_samples: bool = False  # later steps may refer to its samples

@@ -5,7 +5,9 @@ T tokens, S sequences, R sampled rows, P scored rows, G cache groups.
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,12 +20,17 @@ from workers.arrays import (
     check_each,
     check_range,
     read_array,
+    to_int64,
     to_tensor,
 )
-from workers.batch import Batch, BlockTables
+from workers.batch import Batch, BlockTables, TokenReferences
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.errors import StepError
-from workers.sampling_codec import MAX_LOGPROBS, decode_columns, decode_inputs
+from workers.plan_parts import decode_scores, first_seen
+from workers.sampling_codec import decode_columns, decode_inputs
+
+NO_COPIES = torch.zeros(0, 2, dtype=torch.int32)
+NOTHING_SHARED: Mapping[int, int] = MappingProxyType({})
 
 
 class NotBuiltError(StepError):
@@ -56,17 +63,15 @@ def limits_of(spec: ModelSpec, layout: CacheLayout) -> StepLimits:
 
 
 def decode_plan(
-    plan: worker_pb2.StepPlan,
-    limits: StepLimits,
-    inputs: worker_pb2.SamplerInputs | None = None,
+    request: worker_pb2.StepRequest, limits: StepLimits, shared: Mapping[int, int] = NOTHING_SHARED
 ) -> Batch:
-    """`inputs` come with the plan to rank 0 alone.
+    """The plan of a request. `shared` has how many samples each of the steps before shares.
 
     Raises StepError: an array has a wrong length, sum or range. The message names it.
 
-    Raises NotBuiltError: the step has token_references or block_ops other than copies.
+    Raises NotBuiltError: the step has block_ops other than copies.
     """
-    _refuse_what_is_not_built(plan)
+    plan = request.plan
     input_ids = read_array("input_ids", plan.input_ids, INT32)
     num_tokens = len(input_ids)
     sequence_ids = read_array("sequence_ids", plan.sequence_ids, UINT64)
@@ -93,22 +98,26 @@ def decode_plan(
         seq_lens=to_tensor(seq_lens),
         query_lens=to_tensor(query_lens),
         block_tables=_decode_tables(plan, seq_lens, query_lens, limits),
-        block_copies=_decode_copies(plan, limits.num_blocks),
+        block_copies=decode_copies(plan, limits.num_blocks),
         sample_index=to_tensor(sample_index),
         sample_sequence=to_tensor(sample_sequence),
         sampling=decode_columns(plan.sampling, num_sequences),
-        sampler_inputs=decode_inputs(
-            inputs or worker_pb2.SamplerInputs(), len(sample_index), limits.vocab_size
-        ),
+        sampler_inputs=decode_inputs(request.sampler_inputs, len(sample_index), limits.vocab_size),
         defers_sampling=plan.defer_sampling,
-        **_decode_scores(plan, num_tokens, limits.vocab_size),
+        step_id=request.step_id,
+        references=_decode_references(plan.token_references, num_tokens, shared),
+        shares_samples=request.share_samples,
+        **decode_scores(plan, num_tokens, limits.vocab_size),
     )
 
 
-def input_hash(batch: Batch) -> int:
-    """First 8 bytes of the sha256 of input_ids, positions and query_lens, as a 64-bit number."""
+def input_hash(batch: Batch, input_ids: torch.Tensor) -> int:
+    """First 8 bytes of the sha256 of input_ids, positions and query_lens, as a 64-bit number.
+
+    `input_ids` [T] are those that were run.
+    """
     digest = hashlib.sha256()
-    for tensor in (batch.input_ids, batch.positions, batch.query_lens):
+    for tensor in (input_ids, batch.positions, batch.query_lens):
         digest.update(tensor.numpy().astype(INT32, copy=False).tobytes())
     return int.from_bytes(digest.digest()[:8], "little")
 
@@ -183,14 +192,6 @@ def _encode_layer(layer: LayerCacheSpec) -> worker_pb2.LayerCacheSpec:
     )
 
 
-def _refuse_what_is_not_built(plan: worker_pb2.StepPlan) -> None:
-    if plan.HasField("token_references"):
-        raise NotBuiltError(
-            "token_references is set: this worker keeps no samples of earlier steps yet, "
-            "send each token itself in input_ids"
-        )
-
-
 def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32, Int32]:
     index = read_array("sample_index", plan.sample_index, INT32)
     sequence = read_array(
@@ -208,22 +209,6 @@ def _decode_samples(plan: worker_pb2.StepPlan, query_lens: Int32) -> tuple[Int32
     return index, sequence
 
 
-def _decode_scores(
-    plan: worker_pb2.StepPlan, num_tokens: int, vocab_size: int
-) -> dict[str, torch.Tensor]:
-    index = read_array("score_index", plan.score_index, INT32)
-    check_range("score_index", index, 0, num_tokens)
-    ids = read_array("score_token_ids", plan.score_token_ids, INT32, len(index), "score_index")
-    check_range("score_token_ids", ids, 0, vocab_size)
-    tops = read_array("score_num_tops", plan.score_num_tops, INT32, len(index), "score_index")
-    check_range("score_num_tops", tops, 0, MAX_LOGPROBS + 1)
-    return {
-        "score_index": to_tensor(index),
-        "score_token_ids": to_tensor(ids),
-        "score_num_tops": to_tensor(tops),
-    }
-
-
 def _decode_tables(
     plan: worker_pb2.StepPlan, seq_lens: Int32, query_lens: Int32, limits: StepLimits
 ) -> tuple[BlockTables, ...]:
@@ -236,16 +221,9 @@ def _decode_tables(
     tables = []
     kinds = zip(plan.block_tables, limits.windows, limits.chunks, strict=True)
     for group, (table, window, chunk) in enumerate(kinds):
-        starts = _first_seen(seq_lens, window, chunk) // limits.block_size
+        starts = first_seen(seq_lens, window, chunk) // limits.block_size
         tables.append(_decode_table(f"block_tables[{group}]", table, starts, ends, limits))
     return tuple(tables)
-
-
-def _first_seen(seq_lens: Int32, window: int, chunk: int) -> Int32:
-    """[S] place of the first token that the step's first query sees."""
-    if chunk:
-        return seq_lens // chunk * chunk
-    return np.maximum(seq_lens + 1 - window, 0) if window else np.zeros_like(seq_lens)
 
 
 def _decode_table(
@@ -267,8 +245,34 @@ def _decode_table(
     return BlockTables(block_ids=torch.from_numpy(padded), first_blocks=to_tensor(first))
 
 
-def _decode_copies(plan: worker_pb2.StepPlan, num_blocks: int) -> torch.Tensor:
+def _decode_references(
+    refer: worker_pb2.TokenReferences, num_tokens: int, shared: Mapping[int, int]
+) -> TokenReferences:
+    rows = read_array("token_references.rows", refer.rows, INT32)
+    check_range("token_references.rows", rows, 0, num_tokens)
+    if (np.diff(rows) < 1).any():
+        raise StepError(f"token_references.rows {rows.tolist()} must rise")
+    name = "token_references.step_ids"
+    step_ids = read_array(name, refer.step_ids, UINT64, len(rows), "rows")
+    name = "token_references.sample_rows"
+    sample_rows = read_array(name, refer.sample_rows, INT32, len(rows), "rows")
+    for step_id in np.unique(step_ids).tolist():
+        if step_id not in shared:
+            raise StepError(
+                f"token_references.step_ids has {step_id}: samples are kept of {sorted(shared)}"
+            )
+        check_range(name, sample_rows[step_ids == step_id], 0, shared[step_id])
+    return TokenReferences(
+        rows=to_int64(rows), step_ids=to_int64(step_ids), sample_rows=to_int64(sample_rows)
+    )
+
+
+def decode_copies(
+    plan: worker_pb2.StepPlan | worker_pb2.StepDelta, num_blocks: int
+) -> torch.Tensor:
     """[K, 2] int32."""
+    if not plan.block_ops:
+        return NO_COPIES
     for place, op in enumerate(plan.block_ops):
         if op.kind != worker_pb2.BlockOp.KIND_COPY:
             raise NotBuiltError(f"block_ops[{place}].kind is {op.kind}: only KIND_COPY is built")

@@ -15,3 +15,7 @@ class CacheError(WorkerError):
 
 class StepError(WorkerError):
     """A step message is malformed or out of order."""
+
+
+class OutOfOrderError(WorkerError):
+    """The call doesn't fit what came before it: another epoch, a gap in step_id, a second load."""

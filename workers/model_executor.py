@@ -5,7 +5,7 @@ It always sees the whole step and remembers no sequence: only weights and the KV
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -13,9 +13,9 @@ import torch
 from transformers import PreTrainedConfig
 
 from workers import kv_cache
-from workers.attention.base import AttentionBackend, build_metadata
+from workers.attention.base import AttentionBackend, build_inputs
 from workers.attention.reference import ReferenceAttention
-from workers.batch import NO_MASKS, Batch, TokenMasks
+from workers.batch import NO_MASKS, NUM_SHARED_STEPS, Batch, LateInputs
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.device import choose_device, default_threads
 from workers.errors import CacheError, ModelError, StepError
@@ -37,6 +37,7 @@ from workers.models.sharding import Sharding, shard_model
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
+from workers.staging import Staging
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,11 @@ class ModelExecutor:
         torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
         self.timings = StepTimings(0, 0)  # of the last step
         self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
+        self._shared: dict[int, torch.Tensor] = {}  # by step, of the last ones: [R] int64 samples
         self._parallel = parallel
         self._local_world_size = config.local_world_size
         self._device = choose_device(config)
+        self._staging = Staging(self._device)
         self._backend = _attention_backend(config.attention)
         self._layout: CacheLayout | None = None
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
@@ -156,26 +159,32 @@ class ModelExecutor:
         tokens = sampled[0].token_ids.tolist()
         return {batch.sequence_ids[s]: token for s, token in zip(sequences, tokens, strict=True)}
 
-    def forward(self, batch: Batch) -> None:
-        """Runs the forward pass of a step; `sample` follows.
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Runs the forward pass of a step; `sample` follows. Returns the ids it fed, [T] int32.
 
         Raises StepError, as execute_model.
         """
         start = perf_counter_ns()
+        batch = replace(batch, input_ids=self._resolve(batch))
         self._pending = (batch, self.compute_logits(batch))
         self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
+        return batch.input_ids
 
     @torch.inference_mode()
-    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None:
-        """Samples from the logits of the last forward pass, and scores; `masks` beside its own.
+    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
+        """Samples from the logits of the last forward pass, and scores.
 
-        None where this rank doesn't sample.
+        None where this rank doesn't sample; it still hears of samples that are shared.
         """
         assert self._pending is not None, "sample comes after forward"
         (batch, logits), self._pending = self._pending, None
         if not self._parallel.is_sampler:
+            if batch.shares_samples:
+                self._share(batch, torch.zeros(len(batch.sample_index), dtype=torch.int64))
             return None
         start = perf_counter_ns()
+        inputs = batch.sampler_inputs if late is None else late.inputs
+        masks = NO_MASKS if late is None else late.masks
         if logits is None:  # no row was asked for
             logits = torch.zeros(0, self._vocab_size, device=self._device)
         row = batch.sample_sequence.long()
@@ -184,15 +193,34 @@ class ModelExecutor:
             logits[:num_rows],
             batch.positions[batch.sample_index.long()].long() + 1,
             batch.sampling.take(row),
-            batch.sampler_inputs,
+            inputs,
             masks,
         )
+        if batch.shares_samples:  # the other ranks wait for it
+            self._share(batch, samples.token_ids)
         scores = self._sampler.score(
             logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
         )
         sample_us = (perf_counter_ns() - start) // 1000
         self.timings = StepTimings(self.timings.forward_us, sample_us)
         return samples, scores
+
+    def _share(self, batch: Batch, token_ids: torch.Tensor) -> None:
+        """Keeps the sampler's `token_ids` [R] int64, on every rank."""
+        self._shared[batch.step_id] = self._parallel.broadcast_from_sampler(token_ids)
+        self._shared.pop(batch.step_id - NUM_SHARED_STEPS, None)
+
+    def _resolve(self, batch: Batch) -> torch.Tensor:
+        """[T] int32 the ids to feed: those of the plan, and samples where it refers to them."""
+        refer = batch.references
+        if len(refer.rows) == 0:
+            return batch.input_ids
+        input_ids = batch.input_ids.clone()
+        for step_id in set(refer.step_ids.tolist()):
+            where = refer.step_ids == step_id
+            samples = self._shared[step_id][refer.sample_rows[where]]
+            input_ids[refer.rows[where]] = samples.to(torch.int32)
+        return input_ids
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:
@@ -206,17 +234,16 @@ class ModelExecutor:
         layout = self._check(batch)
         if len(batch.block_copies):
             kv_cache.copy_blocks(self._caches, batch.block_copies)
-        metadata = build_metadata(batch, block_size=layout.block_size, device=self._device)
+        inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
         step = StepPass(
             self._calls,
             self._caches,
-            [metadata[group] for group in self._group_of],
+            [inputs.groups[group] for group in self._group_of],
             self._backend,
         )
-        wanted = torch.cat((batch.sample_index, batch.score_index))
-        logits = self._forward(batch.input_ids, batch.positions, wanted, step)
+        logits = self._forward(inputs.input_ids, inputs.positions, inputs.wanted, step)
         step.finish()
-        if len(wanted) == 0:
+        if len(inputs.wanted) == 0:
             return None
         joined = self._parallel.gather_to_sampler(logits)
         return None if joined is None else joined[:, : self._vocab_size].float()

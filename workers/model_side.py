@@ -4,7 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from workers.batch import NO_MASKS, Batch, TokenMasks
+import torch
+
+from workers.batch import Batch, LateInputs
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Samples
@@ -39,9 +41,9 @@ class Executor(Protocol):
 
     def allocate_cache(self, layout: CacheLayout) -> int: ...
 
-    def forward(self, batch: Batch) -> None: ...
+    def forward(self, batch: Batch) -> torch.Tensor: ...
 
-    def sample(self, masks: TokenMasks = NO_MASKS) -> tuple[Samples, Logprobs] | None: ...
+    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

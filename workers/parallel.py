@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from workers.config import WorkerConfig
+from workers.device import choose_device
 from workers.errors import WorkerError
 
 # ProcessGroupGloo or ProcessGroupNCCL: torch's type stubs lack what both can do.
@@ -18,6 +19,9 @@ Group = Any
 # Ranks wait for each other while one of them loads: the driver's deadlines end a wait, not this.
 GROUP_TIMEOUT = timedelta(days=1)
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
+
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +64,16 @@ class Shard:
 class TensorParallel:
     """The ranks that hold one model together. No collective runs when there is one."""
 
-    def __init__(self, topology: Topology, rank: int, group: Group | None) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        rank: int,
+        group: Group | None,
+        device: torch.device = CPU,
+    ) -> None:
+        """`device` is where the group's tensors must be."""
         self.size = topology.tp
+        self._device = device
         self.rank = rank
         self.is_sampler = rank == topology.sampler_rank
         self._sampler_rank = topology.sampler_rank
@@ -92,6 +104,20 @@ class TensorParallel:
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.is_sampler else []
         self._group.gather([parts] if parts else [], [tensor], options).wait()
         return torch.cat(parts, dim=-1) if parts else None
+
+    def broadcast_from_sampler(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What the sampler's rank has in `tensor`, which is contiguous and overwritten elsewhere.
+
+        A CPU tensor: with NCCL it travels by way of the device.
+        """
+        group = self._group
+        if group is None or tensor.numel() == 0:
+            return tensor
+        sent = tensor.to(self._device)
+        options = dist.BroadcastOptions()
+        options.rootRank = self._sampler_rank
+        group.broadcast([sent], options).wait()
+        return sent.to(tensor.device)
 
     def even_shard(self, dim: int, size: int) -> Shard:
         """The part of a dimension that divides by the number of ranks."""
@@ -151,7 +177,9 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
                 is_master=False,
                 timeout=RENDEZVOUS_TIMEOUT,
             )
-        return TensorParallel(topology, config.rank, _make_group(config, store))
+        return TensorParallel(
+            topology, config.rank, _make_group(config, store), device=choose_device(config)
+        )
     except (dist.DistError, OSError, RuntimeError) as error:
         raise WorkerError(
             f"rank {config.rank} can't join the {config.tp_size} ranks at "

@@ -20,6 +20,7 @@ from workers.arrays import (
     to_tensor,
 )
 from workers.batch import (
+    NO_INPUTS,
     BadWords,
     Batch,
     MaskKind,
@@ -70,6 +71,8 @@ def decode_inputs(
     inputs: worker_pb2.SamplerInputs, num_rows: int, vocab_size: int
 ) -> SamplerInputs:
     """Raises StepError: arrays don't fit together, or a number is out of range."""
+    if not inputs.ByteSize():  # as in most steps
+        return NO_INPUTS
     return SamplerInputs(
         biases=_decode_biases(inputs.biases, num_rows, vocab_size),
         masks=decode_masks("masks", inputs.masks, num_rows, vocab_size),
@@ -106,11 +109,11 @@ def decode_masks(
 
 def encode_result(batch: Batch, samples: Samples, scores: Logprobs) -> worker_pb2.StepResult:
     """One token for each sampled row, in their order."""
-    sequence_ids = [batch.sequence_ids[each] for each in batch.sample_sequence.tolist()]
+    sequence_ids = np.array(batch.sequence_ids, UINT64)[batch.sample_sequence.numpy()]
     faults = samples.faults.numpy()
     fault_rows = np.flatnonzero(faults)
     return worker_pb2.StepResult(
-        sequence_ids=np.array(sequence_ids, UINT64).tobytes(),
+        sequence_ids=sequence_ids.tobytes(),
         num_tokens=np.ones(len(sequence_ids), INT32).tobytes(),
         token_ids=_bytes(samples.token_ids.numpy(), INT32),
         logprobs=_encode_logprobs(samples.logprobs),

@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
 from queue import SimpleQueue
 from typing import Any
 
@@ -16,32 +15,25 @@ import grpc
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.malformed import MalformedError
-from workers.batch import NO_MASKS, Batch, TokenMasks
 from workers.codec import (
     NotBuiltError,
     StepLimits,
     decode_config,
     decode_layout,
-    decode_plan,
     encode_spec,
-    input_hash,
     limits_of,
 )
 from workers.config import ModelSpec, WorkerConfig
-from workers.errors import CacheError, ModelError, StepError, WorkerError
+from workers.errors import CacheError, ModelError, OutOfOrderError, StepError, WorkerError
 from workers.model_side import Executor, ModelSide, Parallel, Progress
-from workers.sampling_codec import decode_masks, encode_result
 from workers.serial_thread import SerialThread
+from workers.step_stream import StepOrder, StepStream
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
 CLOSE_TIMEOUT_S = 1.0
 MAX_DETAIL_CHARS = 4000
-
-
-class OutOfOrderError(WorkerError):
-    """The call doesn't fit what came before it: another epoch, a gap in step_id, a second load."""
 
 
 STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
@@ -52,17 +44,6 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
     (CacheError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (WorkerError, grpc.StatusCode.INTERNAL),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step whose forward pass runs; times are of the host's clock, in seconds."""
-
-    batch: Batch
-    request: worker_pb2.StepRequest
-    arrived: float
-    _: KW_ONLY
-    prepared: float
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
@@ -81,8 +62,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._parallel: Parallel | None = None
         self._executor: Executor | None = None
         self._limits: StepLimits | None = None
-        self._next_step_id = 1
-        self._deferred: _Step | None = None  # whose masks come next
+        self._order = StepOrder()
         self._fault: str | None = None
 
     def OpenRendezvous(
@@ -136,12 +116,27 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def Execute(
         self, requests: Iterator[worker_pb2.StepRequest], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.StepReply]:
-        """One stream at a time. After a step that was refused or failed, no other runs."""
+        """One stream at a time. After a step that was refused or failed, no other runs.
+
+        Steps that have come wait for the device, so that it has one to run when another is over.
+        """
         with self._answering(context), self._one_stream(), self._failing_for_good():
-            for request in requests:
-                reply = self._step(request, time.perf_counter())
-                if reply is not None:
-                    yield reply
+            executor, limits = self._executor, self._limits
+            if executor is None or limits is None:
+                raise OutOfOrderError("a step came before AllocateCache")
+            stream = StepStream(
+                executor,
+                limits,
+                self._device,
+                self._order,
+                check_epoch=self._enter,
+                rank=self._rank,
+            )
+            with stream as steps:
+                threading.Thread(
+                    target=steps.read, args=(requests,), name="step-reader", daemon=True
+                ).start()
+                yield from steps.replies()
 
     def Shutdown(
         self, request: worker_pb2.ShutdownRequest, context: grpc.ServicerContext
@@ -162,53 +157,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._parallel = self._model_side.join(config, self._store)
         self._executor = self._model_side.load(config, self._parallel, on_progress)
         return self._executor.spec
-
-    def _step(self, request: worker_pb2.StepRequest, arrived: float) -> worker_pb2.StepReply | None:
-        """None where sampling waits for its masks."""
-        executor, limits = self._executor, self._limits
-        if executor is None or limits is None:
-            raise OutOfOrderError("a step came before AllocateCache")
-        self._enter(request.epoch)
-        if request.step_id != self._next_step_id:
-            raise OutOfOrderError(
-                f"step_id {request.step_id} came, {self._next_step_id} was expected"
-            )
-        deferred, self._deferred = self._deferred, None
-        match request.WhichOneof("step"):
-            case "plan" if deferred is None:
-                batch = decode_plan(request.plan, limits, request.sampler_inputs)
-                step = _Step(batch, request, arrived, prepared=time.perf_counter())
-                self._device.run(lambda: executor.forward(batch))
-                if batch.defers_sampling and self._rank == 0:
-                    self._deferred = step
-                    return None
-                masks = NO_MASKS
-            case "sample" if deferred is not None:
-                step = deferred
-                num_rows = len(step.batch.sample_index)
-                masks = decode_masks(
-                    "sample.masks", request.sample.masks, num_rows, limits.vocab_size
-                )
-            case other:
-                raise StepError(_describe_disorder(request.step_id, other, deferred is not None))
-        reply = self._device.run(lambda: self._reply(executor, step, masks))
-        self._next_step_id += 1
-        return reply
-
-    def _reply(self, executor: Executor, step: "_Step", masks: TokenMasks) -> worker_pb2.StepReply:
-        sampled = executor.sample(masks)
-        timings = executor.timings
-        return worker_pb2.StepReply(
-            epoch=step.request.epoch,
-            step_id=step.request.step_id,
-            result=None if sampled is None else encode_result(step.batch, *sampled),
-            timings=worker_pb2.StepTimings(
-                prepare_us=int((step.prepared - step.arrived) * 1e6),
-                forward_us=timings.forward_us,
-                sample_us=timings.sample_us,
-            ),
-            input_hash=input_hash(step.batch) if step.request.return_input_hash else None,
-        )
 
     def _leave(self) -> None:
         if self._parallel is not None:
@@ -277,11 +225,6 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             logger.exception("%s: a call failed", self._name())
             details = f"{type(error).__name__} on {self._name()}: {error}"
             context.abort(grpc.StatusCode.INTERNAL, details[:MAX_DETAIL_CHARS])
-
-
-def _describe_disorder(step_id: int, kind: str | None, is_deferred: bool) -> str:
-    wanted = "its SampleStep, since its plan defers sampling" if is_deferred else "its plan"
-    return f"step {step_id}: {kind or 'neither plan nor sample'} came, must be {wanted}"
 
 
 def _throttled(send: Callable[[tuple[int, int]], None]) -> Progress:

@@ -141,6 +141,8 @@ class WorkerGroup:
             epoch=self._epoch,
             step_timeout_s=self._config.step_timeout_s,
             check_ranks=self._config.check_ranks,
+            share_samples=self._config.pipeline_depth > 1,
+            check_deltas=self._config.check_deltas,
             on_broken=self._on_broken,
         )
         self._cleanup.callback(executor.close)

@@ -1,12 +1,17 @@
 """Between the driver's plans and the wire: StepPlan to bytes, StepReply to StepResult."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protos import worker_pb2
+from runtime.executor.sampler_codec import (
+    FLOAT32,
+    INT32,
+    encode_inputs,
+    encode_masks,
+    to_bytes,
+)
 from runtime.request import RankSummary, TokenLogprobs
 from runtime.scheduling.sampler_inputs import SamplerInputs, no_inputs
 from runtime.scheduling.step_plan import (
@@ -14,45 +19,54 @@ from runtime.scheduling.step_plan import (
     Execution,
     Fault,
     SamplingColumns,
+    StepDelta,
     StepPlan,
     StepResult,
+    TableChanges,
 )
 from runtime.scheduling.token_masks import TokenMasks
 
-INT32 = np.dtype("<i4")
-UINT32 = np.dtype("<u4")
+UINT16 = np.dtype("<u2")
 UINT64 = np.dtype("<u8")
-FLOAT32 = np.dtype("<f4")
 US_PER_S = 1_000_000
 
 COPY = worker_pb2.BlockOp.KIND_COPY
 
 
-def encode_step(plan: StepPlan, *, epoch: int, return_input_hash: bool) -> bytes:
-    """A serialized StepRequest: encoded once, the same bytes for every rank."""
+def encode_step(
+    plan: StepPlan, *, epoch: int, return_input_hash: bool, share_samples: bool = False
+) -> bytes:
+    """A serialized StepRequest with the whole step: the same bytes for every rank."""
     request = worker_pb2.StepRequest(
         epoch=epoch,
         step_id=plan.step_id,
         return_input_hash=return_input_hash,
-        plan=worker_pb2.StepPlan(
-            input_ids=_bytes(plan.input_ids, INT32),
-            positions=_bytes(plan.positions, INT32),
-            sequence_ids=_bytes(plan.sequence_ids, UINT64),
-            seq_lens=_bytes(plan.seq_lens, INT32),
-            query_lens=_bytes(plan.query_lens, INT32),
-            block_tables=[_encode_tables(tables) for tables in plan.block_tables],
-            sample_index=_bytes(plan.sample_index, INT32),
-            sample_sequence=_bytes(plan.sample_sequence, INT32),
-            sampling=_encode_sampling(plan.sampling),
-            block_ops=[
-                worker_pb2.BlockOp(kind=COPY, source_block=source, target_block=target)
-                for source, target in plan.block_copies.tolist()
-            ],
-            defer_sampling=plan.defer_sampling,
-            score_index=_bytes(plan.score_index, INT32),
-            score_token_ids=_bytes(plan.score_token_ids, INT32),
-            score_num_tops=_bytes(plan.score_num_tops, INT32),
-        ),
+        share_samples=share_samples,
+        plan=_encode_plan(plan),
+    )
+    return bytes(request.SerializeToString())
+
+
+def encode_delta(
+    plan: StepPlan,
+    *,
+    epoch: int,
+    return_input_hash: bool,
+    share_samples: bool = False,
+    is_checked: bool = False,
+) -> bytes:
+    """As encode_step, a plan with a delta: what differs from the step before.
+
+    With `is_checked`, also the whole step, which the ranks compare.
+    """
+    assert plan.delta is not None, "the plan is of no series"
+    request = worker_pb2.StepRequest(
+        epoch=epoch,
+        step_id=plan.step_id,
+        return_input_hash=return_input_hash,
+        share_samples=share_samples,
+        delta=_encode_delta(plan, plan.delta),
+        checked_plan=_encode_plan(plan) if is_checked else None,
     )
     return bytes(request.SerializeToString())
 
@@ -61,32 +75,13 @@ def encode_sampler_inputs(inputs: SamplerInputs) -> bytes:
     """What follows a serialized StepRequest to rank 0; nothing where no row needs any."""
     if inputs is no_inputs():
         return b""
-    biases, words, history = inputs.biases, inputs.bad_words, inputs.history
-    message = worker_pb2.SamplerInputs(
-        biases=worker_pb2.TokenBiases(
-            rows=_bytes(biases.rows, INT32),
-            token_ids=_bytes(biases.token_ids, INT32),
-            values=_bytes(biases.values, FLOAT32),
-        ),
-        masks=_encode_masks(inputs.masks),
-        bad_words=worker_pb2.BadWords(
-            rows=_bytes(words.rows, INT32),
-            lengths=_bytes(words.lengths, INT32),
-            token_ids=_bytes(words.token_ids, INT32),
-        ),
-        history=worker_pb2.TokenHistory(
-            rows=_bytes(history.rows, INT32),
-            lengths=_bytes(history.lengths, INT32),
-            num_prompt_tokens=_bytes(history.num_prompt_tokens, INT32),
-            token_ids=_bytes(history.token_ids, INT32),
-        ),
-    )
-    return bytes(worker_pb2.StepRequest(sampler_inputs=message).SerializeToString())
+    request = worker_pb2.StepRequest(sampler_inputs=encode_inputs(inputs))
+    return bytes(request.SerializeToString())
 
 
-def encode_masks(masks: TokenMasks, *, epoch: int, step_id: int) -> bytes:
+def encode_sample(inputs: SamplerInputs, masks: TokenMasks, *, epoch: int, step_id: int) -> bytes:
     """A serialized StepRequest that samples what `step_id` has deferred."""
-    sample = worker_pb2.SampleStep(masks=_encode_masks(masks))
+    sample = worker_pb2.SampleStep(masks=encode_masks(masks), sampler_inputs=encode_inputs(inputs))
     request = worker_pb2.StepRequest(epoch=epoch, step_id=step_id, sample=sample)
     return bytes(request.SerializeToString())
 
@@ -134,35 +129,98 @@ def decode_result(reply: worker_pb2.StepReply, execution: Execution | None = Non
     )
 
 
+def _encode_plan(plan: StepPlan) -> worker_pb2.StepPlan:
+    refer = plan.token_references
+    return worker_pb2.StepPlan(
+        input_ids=to_bytes(plan.input_ids, INT32),
+        positions=to_bytes(plan.positions, INT32),
+        sequence_ids=to_bytes(plan.sequence_ids, UINT64),
+        seq_lens=to_bytes(plan.seq_lens, INT32),
+        query_lens=to_bytes(plan.query_lens, INT32),
+        block_tables=[_encode_tables(tables) for tables in plan.block_tables],
+        sample_index=to_bytes(plan.sample_index, INT32),
+        sample_sequence=to_bytes(plan.sample_sequence, INT32),
+        sampling=_encode_sampling(plan.sampling),
+        block_ops=_encode_copies(plan),
+        token_references=worker_pb2.TokenReferences(
+            rows=to_bytes(refer.rows, INT32),
+            step_ids=to_bytes(refer.step_ids, UINT64),
+            sample_rows=to_bytes(refer.sample_rows, INT32),
+        ),
+        defer_sampling=plan.defer_sampling,
+        score_index=to_bytes(plan.score_index, INT32),
+        score_token_ids=to_bytes(plan.score_token_ids, INT32),
+        score_num_tops=to_bytes(plan.score_num_tops, INT32),
+    )
+
+
+def _encode_delta(plan: StepPlan, delta: StepDelta) -> worker_pb2.StepDelta:
+    steady = delta.num_steady
+    # With references none of their tokens is known.
+    samples = plan.token_references.sample_rows
+    known = plan.input_ids[: 0 if len(samples) else steady]
+    return worker_pb2.StepDelta(
+        is_keyframe=delta.is_keyframe,
+        removed=to_bytes(delta.removed, UINT16),
+        added=to_bytes(delta.added, UINT16),
+        added_ids=to_bytes(delta.added_ids, UINT64),
+        added_sampling=_encode_sampling(delta.added_sampling) if len(delta.added) else None,
+        changed=to_bytes(delta.changed, UINT16),
+        table_changes=[_encode_changes(each) for each in delta.table_changes],
+        left=to_bytes(delta.left, UINT16),
+        joined=to_bytes(delta.joined, UINT16),
+        joined_seq_lens=to_bytes(delta.joined_seq_lens, INT32),
+        steady_ids=to_bytes(known, INT32),
+        steady_samples=to_bytes(samples, INT32) if delta.is_keyframe else b"",
+        rows=to_bytes(delta.rows, UINT16),
+        seq_lens=to_bytes(plan.seq_lens[steady:], INT32),
+        query_lens=to_bytes(plan.query_lens[steady:], INT32),
+        samples=delta.samples.tobytes(),
+        input_ids=to_bytes(plan.input_ids[steady:], INT32),
+        block_ops=_encode_copies(plan),
+        defer_sampling=plan.defer_sampling,
+        score_index=to_bytes(plan.score_index, INT32),
+        score_token_ids=to_bytes(plan.score_token_ids, INT32),
+        score_num_tops=to_bytes(plan.score_num_tops, INT32),
+    )
+
+
+def _encode_changes(changes: TableChanges) -> worker_pb2.TableChanges:
+    firsts, counts = changes.first_blocks, changes.num_blocks
+    return worker_pb2.TableChanges(
+        first_blocks=to_bytes(firsts, INT32) if changes.moves else b"",
+        num_blocks=b"" if (counts == 1).all() else to_bytes(counts, INT32),
+        block_ids=to_bytes(changes.block_ids, INT32),
+    )
+
+
+def _encode_copies(plan: StepPlan) -> list[worker_pb2.BlockOp]:
+    return [
+        worker_pb2.BlockOp(kind=COPY, source_block=source, target_block=target)
+        for source, target in plan.block_copies.tolist()
+    ]
+
+
 def _encode_tables(tables: BlockTables) -> worker_pb2.BlockTables:
     return worker_pb2.BlockTables(
-        num_blocks=_bytes(tables.num_blocks, INT32),
-        first_blocks=_bytes(tables.first_blocks, INT32),
-        block_ids=_bytes(tables.block_ids, INT32),
+        num_blocks=to_bytes(tables.num_blocks, INT32),
+        first_blocks=to_bytes(tables.first_blocks, INT32),
+        block_ids=to_bytes(tables.block_ids, INT32),
     )
 
 
 def _encode_sampling(columns: SamplingColumns) -> worker_pb2.SamplingColumns:
     return worker_pb2.SamplingColumns(
-        temperature=_bytes(columns.temperature, FLOAT32),
-        top_k=_bytes(columns.top_k, INT32),
-        top_p=_bytes(columns.top_p, FLOAT32),
-        seed=_bytes(columns.seed, UINT64),
-        min_length=_bytes(columns.min_length, INT32),
-        min_p=_bytes(columns.min_p, FLOAT32),
-        presence_penalty=_bytes(columns.presence_penalty, FLOAT32),
-        frequency_penalty=_bytes(columns.frequency_penalty, FLOAT32),
-        repetition_penalty=_bytes(columns.repetition_penalty, FLOAT32),
-        num_logprobs=_bytes(columns.num_logprobs, INT32),
-    )
-
-
-def _encode_masks(masks: TokenMasks) -> worker_pb2.TokenMasks:
-    return worker_pb2.TokenMasks(
-        rows=_bytes(masks.rows, INT32),
-        kinds=masks.kinds.tobytes(),
-        num_words=_bytes(masks.num_words, INT32),
-        words=_bytes(masks.words, UINT32),
+        temperature=to_bytes(columns.temperature, FLOAT32),
+        top_k=to_bytes(columns.top_k, INT32),
+        top_p=to_bytes(columns.top_p, FLOAT32),
+        seed=to_bytes(columns.seed, UINT64),
+        min_length=to_bytes(columns.min_length, INT32),
+        min_p=to_bytes(columns.min_p, FLOAT32),
+        presence_penalty=to_bytes(columns.presence_penalty, FLOAT32),
+        frequency_penalty=to_bytes(columns.frequency_penalty, FLOAT32),
+        repetition_penalty=to_bytes(columns.repetition_penalty, FLOAT32),
+        num_logprobs=to_bytes(columns.num_logprobs, INT32),
     )
 
 
@@ -205,7 +263,3 @@ def _decode_logprobs(
         entries.append((row, TokenLogprobs(logprob, *tops)))
         start = end
     return entries
-
-
-def _bytes(array: NDArray[Any], dtype: np.dtype[Any]) -> bytes:
-    return array.astype(dtype, copy=False).tobytes()

@@ -2,9 +2,12 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 import grpc
 
@@ -14,12 +17,14 @@ from runtime.errors import WorkerError
 from runtime.executor.codec import (
     decode_result,
     decode_timings,
-    encode_masks,
+    encode_delta,
+    encode_sample,
     encode_sampler_inputs,
     encode_step,
 )
+from runtime.scheduling.sampler_inputs import SamplerInputs
 from runtime.scheduling.step_plan import Execution, StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 
 EXECUTE = "/lockstep.worker.v1.Worker/Execute"
 CAUSES_GRACE_S = 0.25
@@ -32,6 +37,14 @@ class _Broken:
     cause: str
 
 
+class _Sent(NamedTuple):
+    """A step that the ranks have."""
+
+    step_id: int
+    sent_at: float
+    encode_s: float
+
+
 OnBroken = Callable[[int, str], None]  # rank, cause
 _Event = tuple[int, worker_pb2.StepReply | _Broken]  # with the rank it is from
 
@@ -39,10 +52,11 @@ _Event = tuple[int, worker_pb2.StepReply | _Broken]  # with the rank it is from
 class GrpcExecutor:
     """Sends each step to every rank, encoded once, and waits for all replies.
 
-    `channels` are in the order of ranks and stay their owner's. `execute` is called from one
-    thread; `fail` and `close` from any. `on_broken` hears of a rank whose stream broke, with the
+    `channels` are in the order of ranks and stay their owner's. With `share_samples` steps may
+    refer to samples of earlier ones. Steps are handed over and waited for on one thread; `fail` and
+    `close` may be called from any. `on_broken` hears of a rank whose stream broke, with the
     cause, also while no step runs; on a thread that it may block, and not for streams that the
-    executor ends itself.
+    executor ends itself. With `check_deltas` ranks get each step as a delta and whole, and compare.
     """
 
     def __init__(
@@ -53,58 +67,80 @@ class GrpcExecutor:
         epoch: int,
         step_timeout_s: float,
         check_ranks: bool,
+        share_samples: bool,
         on_broken: OnBroken,
+        check_deltas: bool = False,
     ) -> None:
         self._epoch = epoch
+        self._check_deltas = check_deltas
+        self._share_samples = share_samples
         self._step_timeout_s = step_timeout_s
         self._check_ranks = check_ranks
         self._failure: WorkerError | None = None
         self._closed = threading.Event()
         self._events: SimpleQueue[_Event] = SimpleQueue()
         self._on_broken = on_broken
+        self._sent: deque[_Sent] = deque()  # oldest first
+        self._replied_at = 0.0
+        # By rank: the steps it has to reply to, in their order.
+        self._owed: list[deque[int]] = [deque() for _ in channels]
+        # By step and rank: of steps after the oldest.
+        self._early: dict[int, dict[int, worker_pb2.StepReply]] = {}
         self._streams = [
             _Stream(rank, channel, token, self._events.put, self._report)
             for rank, channel in enumerate(channels)
         ]
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        """Raises WorkerError: a step has failed before."""
+        self._raise_failure()
+        started = time.monotonic()
+        message = self._encode(plan)
+        # Messages put end to end are one message, so that what all ranks get is encoded once.
+        sampler_message = message + encode_sampler_inputs(plan.sampler_inputs)
+        now = time.monotonic()
+        self._sent.append(_Sent(plan.step_id, now, now - started))
+        for owed in self._owed:
+            owed.append(plan.step_id)
+        sampler, *others = self._streams
+        sampler.send(sampler_message)
+        for stream in others:
+            stream.send(message)
+
+    def sample(self, step_id: int, inputs: SamplerInputs, masks: TokenMasks) -> None:
+        """To the sampler's rank alone."""
+        self._streams[0].send(encode_sample(inputs, masks, epoch=self._epoch, step_id=step_id))
+
+    def result(self) -> StepResult:
         """Raises WorkerError: a rank's stream broke, it was late, or the ranks disagree.
 
         The message names rank, step and cause. It comes as soon as one rank failed, though others
         may still be computing, and again at every later call.
         """
-        if self._failure is not None:
-            raise WorkerError(str(self._failure)) from self._failure
-        started = time.monotonic()
-        deadline = started + self._step_timeout_s
-        message = encode_step(plan, epoch=self._epoch, return_input_hash=self._check_ranks)
-        # Messages put end to end are one message, so that what all ranks get is encoded once.
-        sampler_message = message + encode_sampler_inputs(plan.sampler_inputs)
-        encode_s = time.monotonic() - started
-        sampler, *others = self._streams
-        sampler.send(sampler_message)
-        for stream in others:
-            stream.send(message)
-        if plan.defer_sampling:
-            sampler.send(encode_masks(make_masks(), epoch=self._epoch, step_id=plan.step_id))
+        self._raise_failure()
+        step_id, sent_at, encode_s = self._sent.popleft()
         try:
-            replies = self._collect(plan.step_id, deadline)
+            deadline = max(sent_at, self._replied_at) + self._step_timeout_s
+            replies = self._collect(step_id, deadline)
+            self._replied_at = time.monotonic()
             if self._check_ranks:
-                _check_hashes(plan.step_id, replies)
-            return _result_of(replies[0], Execution(self._epoch, encode_s, decode_timings(replies)))
+                _check_hashes(step_id, replies)
+            result = _result_of(replies[0])
+            codec_s = encode_s + time.monotonic() - self._replied_at
+            return replace(
+                result, execution=Execution(self._epoch, codec_s, decode_timings(replies))
+            )
         except WorkerError as error:
             self._failure = error
             self._cancel()
             raise
 
     def fail(self, rank: int, cause: str) -> None:
-        """Ends a running `execute`, and every later one: `rank` is known to be gone."""
+        """Ends a `result` that waits, and every later one: `rank` is known to be gone."""
         self._events.put((rank, _Broken(cause)))
 
     def close(self) -> None:
-        """Ends the streams; a running `execute` raises WorkerError. May be called twice."""
+        """Ends the streams; a `result` that waits raises WorkerError. May be called twice."""
         self._closed.set()
         self.fail(0, "closed")
         self._cancel()
@@ -113,12 +149,28 @@ class GrpcExecutor:
         if not self._closed.is_set() and self._failure is None:
             self._on_broken(rank, cause)
 
+    def _encode(self, plan: StepPlan) -> bytes:
+        """As a delta, where the plan is of a series."""
+        encode = encode_step
+        if plan.delta is not None:
+            encode = partial(encode_delta, is_checked=self._check_deltas)
+        return encode(
+            plan,
+            epoch=self._epoch,
+            return_input_hash=self._check_ranks,
+            share_samples=self._share_samples,
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise WorkerError(str(self._failure)) from self._failure
+
     def _cancel(self) -> None:
         for stream in self._streams:
             stream.cancel()
 
     def _collect(self, step_id: int, deadline: float) -> list[worker_pb2.StepReply]:
-        replies: dict[int, worker_pb2.StepReply] = {}
+        replies = self._early.pop(step_id, {})
         while len(replies) < len(self._streams):
             try:
                 rank, event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -130,12 +182,16 @@ class GrpcExecutor:
                 ) from None
             if isinstance(event, _Broken):
                 raise WorkerError(f"step {step_id} failed: {self._causes(rank, event)}")
-            if (event.epoch, event.step_id) != (self._epoch, step_id):
+            owed = self._owed[rank].popleft() if self._owed[rank] else 0
+            if (event.epoch, event.step_id) != (self._epoch, owed):
                 raise WorkerError(
                     f"rank {rank} replied to step {event.step_id} of epoch {event.epoch} "
-                    f"instead of step {step_id} of epoch {self._epoch}"
+                    f"instead of step {owed} of epoch {self._epoch}"
                 )
-            replies[rank] = event
+            if owed == step_id:
+                replies[rank] = event
+            else:
+                self._early.setdefault(owed, {})[rank] = event
         return [replies[rank] for rank in range(len(self._streams))]
 
     def _causes(self, rank: int, broken: _Broken) -> str:
@@ -199,11 +255,11 @@ class _Stream:
         self._on_broken(self._rank, cause)
 
 
-def _result_of(reply: worker_pb2.StepReply, execution: Execution) -> StepResult:
+def _result_of(reply: worker_pb2.StepReply) -> StepResult:
     if not reply.HasField("result"):
         raise WorkerError(f"rank 0 replied to step {reply.step_id} without a result")
     try:
-        return decode_result(reply, execution)
+        return decode_result(reply)
     except ValueError as error:
         raise WorkerError(
             f"rank 0 replied to step {reply.step_id} with a malformed result: {error}"

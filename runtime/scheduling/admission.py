@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from runtime.scheduling.cache_manager import CachedPrefix, CacheManager
+from runtime.scheduling.cache_manager import CacheManager
+from runtime.scheduling.held_blocks import CachedPrefix
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.running import RunningSet
@@ -52,6 +53,8 @@ class Admission:
         if not self._policy.preempts_for_admission:
             return
         for head in self._waiting.first(1):
+            if self._cache.is_in_flight(head):
+                return
             running, behind = self._running.sequences.values(), self._running.behind
             victims = [each for each in running if self._policy.yields(each, head)]
             if not victims:
@@ -80,6 +83,8 @@ class Admission:
         may_be_partial = len(partial) - num_scored < self._limits.max_num_partial_prefills
         overtaken: list[Sequence] = []
         for sequence in self._front(budget):
+            if self._cache.is_in_flight(sequence):
+                return None  # preempted a moment ago; its tokens aren't all known
             if sequence.refused_at != self._cache.version:
                 prefix = self._cache.find_prefix(sequence)
                 if self._is_late(sequence, prefix, now, step_s):
@@ -167,7 +172,9 @@ class Admission:
         if self._lacks_tokens(sequence, prefix, without=without):
             return True
         spare = self._spare(sequence, prefix) if len(self._running) > len(without) else 0
-        return self._cache.num_free_after(sequence, prefix, without=without) < spare
+        without = [*without, *self._running.ending.values()]
+        # What is on its way back needn't be taken from anybody.
+        return self._cache.num_free_after(sequence, prefix, without=without, soon=True) < spare
 
     def _lacks_tokens(
         self, sequence: Sequence, prefix: CachedPrefix, *, without: Collection[Sequence]
@@ -178,7 +185,7 @@ class Admission:
             return True
         limits = self._limits
         wanted = [
-            (each.num_tokens - each.num_computed_tokens, limits.chunk_tokens(each))
+            (each.num_planned_tokens - each.num_computed_tokens, limits.chunk_tokens(each))
             for each in behind
         ]
         num_steady = len(self._running) - len(without) - len(behind)

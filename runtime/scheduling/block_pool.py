@@ -97,6 +97,22 @@ class BlockPool:
             cached.clear()
         self._keeps.clear()
 
+    def free_blocks(self) -> tuple[list[int], list[int], list[int]]:
+        """The empty ones, and those that keep a prefix: to be evicted first, and after them.
+
+        Each in its order; of a pool of which nobody holds a block that is all.
+        """
+        return [*self._empty], [*self._cached_first], [*self._cached]
+
+    def set_free_blocks(
+        self, empty: Iterable[int], cached_first: Iterable[int], cached: Iterable[int]
+    ) -> None:
+        """As another pool had them; nobody holds a block."""
+        self._empty = list(empty)
+        self._cached_first = dict.fromkeys(cached_first)
+        self._cached = OrderedDict.fromkeys(cached)
+        self._keeps = {*self._cached_first, *self._cached}
+
     def check_invariants(self, holders: Iterable[Iterable[int]], homes: Iterable[int]) -> None:
         """Asserts that reference counts are what `holders`, all tables, hold, and the rest free.
 

@@ -86,6 +86,14 @@ class CacheLayout:
         """By group: place of the first block that the token after `num_tokens` sees."""
         return [group.first_seen(num_tokens) // self.block_size for group in self.groups]
 
+    def ends(self, firsts: Sequence[int], num_tokens: int) -> list[int]:
+        """By group: the place after the last block of a table that starts at `firsts`."""
+        blocks = -(-num_tokens // self.block_size)
+        return [
+            blocks if group.max_blocks is None else min(blocks, first + group.max_blocks)
+            for group, first in zip(self.groups, firsts, strict=True)
+        ]
+
     def max_blocks_for(self, num_tokens: int) -> int:
         """Most blocks that a sequence holds on its way to `num_tokens`, all groups together."""
         return _most_blocks(self.groups, -(-num_tokens // self.block_size))

@@ -1,13 +1,16 @@
 """The block tables of all sequences that hold blocks, and what of them may be shared."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from collections.abc import Sequence as Ordered
+from functools import partial
 from typing import NamedTuple
 
 from runtime.scheduling.block_pool import BlockPool
 from runtime.scheduling.cache_layout import CacheLayout
+from runtime.scheduling.held_blocks import CachedPrefix, HeldBlocks
 from runtime.scheduling.output import BlockCopy, TableChange
 from runtime.scheduling.prefix_cache import Hash, Node, PrefixCache, sha256_digest
+from runtime.scheduling.returning import ReturningBlocks
 from runtime.scheduling.sequence import Sequence
 
 
@@ -18,32 +21,11 @@ class Admitted(NamedTuple):
     copies: tuple[BlockCopy, ...]
 
 
-class CachedPrefix(NamedTuple):
-    """What of a sequence is in the cache already."""
-
-    num_tokens: int
-    nodes: list[Node]  # of the first full blocks
-    firsts: list[int]  # by group: place of the first block in `shared`
-    shared: list[list[int]]  # by group
-    copied: list[int | None]  # by group: block whose first tokens are this sequence's next
-
-
-class _Blocks:
-    """What one sequence holds."""
-
-    __slots__ = ("firsts", "nodes", "tables")
-
-    def __init__(self, firsts: list[int], tables: list[list[int]], nodes: list[Node]) -> None:
-        self.firsts = firsts  # by group: place of the first block in its sequence
-        self.tables = tables  # by group
-        self.nodes = nodes  # of the first full blocks, as far as others can find them
-
-
 class CacheManager:
     """One table per cache group and sequence, over one pool.
 
     The table of a group with a window or chunks begins where the next token sees: blocks before
-    that are given back.
+    that are given back. What is given back is free once every step that may use it is acknowledged.
     """
 
     def __init__(
@@ -62,7 +44,42 @@ class CacheManager:
         self._prefixes = PrefixCache(layout, root=root, hash_fn=hash_fn)
         self.pool = BlockPool(layout.num_blocks, self._prefixes.evict)
         self._caches_prefixes = prefix_cache
-        self._held: dict[int, _Blocks] = {}
+        self._held: dict[int, HeldBlocks] = {}
+        self._returning = ReturningBlocks()
+        self.num_leaving = 0  # sequences that hold nothing, whose blocks steps in flight may use
+
+    @property
+    def last_step_id(self) -> int:
+        """Of the steps that went to the workers."""
+        return self._returning.last_step_id
+
+    def dispatch(self, step_id: int) -> None:
+        """A step goes to the workers with the tables as they are."""
+        self._returning.last_step_id = step_id
+
+    def acknowledge(self, step_id: int) -> None:
+        """A step and those before it have ended: what only they used is free."""
+        self._returning.acknowledge(step_id)
+
+    def is_in_flight(self, sequence: Sequence) -> bool:
+        """Whether a step in flight may have a sequence that doesn't run any more."""
+        return sequence.in_flight_until > self._returning.acknowledged_step_id
+
+    def num_missing(self, sequence: Sequence) -> int:
+        """Blocks that `extend` would need."""
+        held = self._held[sequence.sequence_id]
+        ends = self.layout.ends(held.firsts, sequence.num_planned_tokens)
+        return sum(
+            end - first - len(table)
+            for end, first, table in zip(ends, held.firsts, held.tables, strict=True)
+        )
+
+    def num_coming(self, ending: Iterable[Sequence]) -> int:
+        """Blocks that are free, or will be when the steps in flight and `ending` have ended."""
+        tables = self._returning.tables()
+        for each in ending:
+            tables.extend(self._held[each.sequence_id].tables)
+        return self.pool.num_free + self.pool.num_freed(tables, still_held=())
 
     def capacity(self, sequence: Sequence) -> int:
         """Tokens that a sequence's tables reach."""
@@ -81,10 +98,20 @@ class CacheManager:
         return self._stored_prefix(sequence) if prefix is None else prefix
 
     def num_free_after(
-        self, sequence: Sequence, prefix: CachedPrefix, *, without: Collection[Sequence] = ()
+        self,
+        sequence: Sequence,
+        prefix: CachedPrefix,
+        *,
+        without: Collection[Sequence] = (),
+        soon: bool = False,
     ) -> int:
-        """Free blocks if `without` gave theirs back and `sequence` was admitted; maybe below 0."""
+        """Free blocks if `without` gave theirs back and `sequence` was admitted; maybe below 0.
+
+        With `soon`, those that are on their way back count as free.
+        """
         tables = [table for each in without for table in self._held[each.sequence_id].tables]
+        if soon:
+            tables += self._returning.tables()
         return (
             self.pool.num_free
             + self.pool.num_freed(tables, still_held=prefix.shared)
@@ -105,7 +132,7 @@ class CacheManager:
         new = self._allocate(self._missing(sequence, prefix))
         assert new is not None, "the room was counted"
         tables = [shared + appended for shared, appended in zip(prefix.shared, new, strict=True)]
-        self._held[sequence.sequence_id] = _Blocks(prefix.firsts, tables, prefix.nodes)
+        self._held[sequence.sequence_id] = HeldBlocks(prefix.firsts, tables, prefix.nodes)
         self.num_table_blocks += sum(map(len, tables))
         sequence.num_computed_tokens = prefix.num_tokens
         copies = tuple(
@@ -113,17 +140,21 @@ class CacheManager:
             for source, appended in zip(prefix.copied, new, strict=True)
             if source is not None
         )
+        if copies:  # whoever gives these back, the next step reads them
+            sources = [each.source for each in copies]
+            self.pool.share(sources)
+            self._give_back(sources, until=self.last_step_id + 1)
         change = TableChange(sequence.sequence_id, tuple(prefix.firsts), tuple(map(list, tables)))
         return Admitted(change, copies)
 
     def extend(self, sequence: Sequence) -> TableChange | None:
-        """Gives back what no later token sees, then makes room for the known tokens.
+        """Gives back what no later token sees, then makes room for the planned tokens.
 
         None if that isn't free: no block was added then.
         """
         held = self._held[sequence.sequence_id]
         self._slide(held, sequence.num_computed_tokens)
-        ends = self._ends(held.firsts, sequence.num_tokens)
+        ends = self.layout.ends(held.firsts, sequence.num_planned_tokens)
         new = self._allocate(
             [
                 end - first - len(table)
@@ -137,37 +168,44 @@ class CacheManager:
             self.num_table_blocks += len(appended)
         return TableChange(sequence.sequence_id, tuple(held.firsts), new)
 
-    def commit(self, sequence: Sequence) -> None:
+    def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Lets others share the full blocks of the prompt that are computed.
 
         Their step must have been acknowledged.
         """
-        self._publish(sequence, min(sequence.num_computed_tokens, sequence.num_prompt_tokens))
+        held = self._held[sequence.sequence_id]
+        self._publish(sequence, held, min(num_computed_tokens, sequence.num_prompt_tokens))
 
     def free(self, sequence: Sequence) -> None:
-        """Gives back all blocks of a sequence; no step that may write them is in flight.
+        """Gives back all blocks of a sequence, which is in no step after its `in_flight_until`.
 
         What is full and computed stays findable until its blocks are needed.
         """
-        # Output is hashed here, once, and not block by block as it comes: nobody asks for the
-        # tokens of an answer before the client has seen it.
-        self._publish(sequence, sequence.num_computed_tokens)
         held = self._held.pop(sequence.sequence_id)
-        self.version += 1
         self.num_table_blocks -= sum(map(len, held.tables))
-        self.pool.release(_tail_first(held))
+        self.num_leaving += 1
+        let_go = partial(self._let_go, sequence, sequence.num_computed_tokens, held)
+        self._returning.put(held.tables, sequence.in_flight_until, let_go)
 
     def clear(self) -> None:
-        """Forgets all that the cache holds: the workers have lost it. No sequence holds blocks."""
+        """Forgets all that the cache holds: the workers have lost it. No sequence holds blocks.
+
+        Steps count from 1 again.
+        """
         assert not self._held, "sequences hold blocks"
+        for table in self._returning.clear():
+            self.pool.release(table)
+        self.num_leaving = 0
         self._prefixes.clear()
         self.pool.forget()
+        self.version += 1
 
     def check_invariants(self) -> None:
         tables = [table for held in self._held.values() for table in held.tables]
+        assert self.num_table_blocks == sum(map(len, tables))
+        tables += self._returning.tables()
         self.pool.check_invariants(tables, self._prefixes.homes)
         self._prefixes.check_invariants()
-        assert self.num_table_blocks == sum(map(len, tables))
         for held in self._held.values():
             assert len(held.nodes) * self.layout.block_size <= min(
                 self.layout.block_size * (first + len(table))
@@ -179,7 +217,7 @@ class CacheManager:
         return [
             end - first - len(table)
             for end, first, table in zip(
-                self._ends(prefix.firsts, sequence.num_tokens),
+                self.layout.ends(prefix.firsts, sequence.num_tokens),
                 prefix.firsts,
                 prefix.shared,
                 strict=True,
@@ -207,19 +245,7 @@ class CacheManager:
         num_tokens = sequence.num_prompt_tokens - 1
         if held is None or source.num_computed_tokens < num_tokens:
             return None
-        firsts = self.layout.first_blocks(num_tokens)
-        if any(first < mine for first, mine in zip(firsts, held.firsts, strict=True)):
-            return None  # the source has given back what this one sees
-        count, rest = divmod(num_tokens, self.layout.block_size)
-        parts = [
-            table[first - mine : count - mine]
-            for table, first, mine in zip(held.tables, firsts, held.firsts, strict=True)
-        ]
-        copied = [
-            table[count - mine] if rest else None
-            for table, mine in zip(held.tables, held.firsts, strict=True)
-        ]
-        return CachedPrefix(num_tokens, held.nodes[:count], firsts, parts, copied)
+        return held.prefix(num_tokens, self.layout)
 
     def _find_nodes(self, sequence: Sequence) -> list[Node]:
         if not self._caches_prefixes or sequence.awaits_scores:
@@ -228,14 +254,6 @@ class CacheManager:
         hashes, salt = sequence.block_hashes, sequence.cache_salt
         self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
         return self._prefixes.find(hashes, sequence.token_ids, count, salt)
-
-    def _ends(self, firsts: Ordered[int], num_tokens: int) -> list[int]:
-        """By group: the place after the last block of a table that starts at `firsts`."""
-        blocks = -(-num_tokens // self.layout.block_size)
-        return [
-            blocks if group.max_blocks is None else min(blocks, first + group.max_blocks)
-            for group, first in zip(self.layout.groups, firsts, strict=True)
-        ]
 
     def _allocate(self, counts: Ordered[int]) -> tuple[list[int], ...] | None:
         """By group, so many blocks each; None if they are not free: then nothing has changed."""
@@ -247,21 +265,39 @@ class CacheManager:
         rest = iter(blocks)
         return tuple([next(rest) for _ in range(count)] for count in counts)
 
-    def _slide(self, held: _Blocks, num_computed_tokens: int) -> None:
+    def _slide(self, held: HeldBlocks, num_computed_tokens: int) -> None:
         for group, first in enumerate(self.layout.first_blocks(num_computed_tokens)):
             gone = first - held.firsts[group]
             if gone > 0:
                 table = held.tables[group]
-                self.version += 1
                 # Before all others: a later request needs what is seen at its own end.
-                self.pool.release(reversed(table[:gone]), evict_first=True)
+                blocks = table[gone - 1 :: -1]
+                self._give_back(blocks, until=self.last_step_id, evict_first=True)
                 del table[:gone]
                 held.firsts[group] += gone
                 self.num_table_blocks -= gone
 
-    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+    def _give_back(self, blocks: list[int], *, until: int, evict_first: bool = False) -> None:
+        """In the order in which they are to be evicted, once step `until` is acknowledged."""
+
+        def release() -> None:
+            self.version += 1
+            self.pool.release(blocks, evict_first=evict_first)
+
+        self._returning.put([blocks], until, release)
+
+    def _let_go(self, sequence: Sequence, num_computed_tokens: int, held: HeldBlocks) -> None:
+        """Gives back what a sequence had, which no step has any more."""
+        self.num_leaving -= 1
+        # Output is hashed here, once, and not block by block as it comes: nobody asks for the
+        # tokens of an answer before the client has seen it. What was computed beyond the tokens
+        # that it has got isn't its own.
+        self._publish(sequence, held, min(num_computed_tokens, sequence.num_tokens))
+        self.version += 1
+        self.pool.release(held.tail_first())
+
+    def _publish(self, sequence: Sequence, held: HeldBlocks, num_tokens: int) -> None:
         """Makes the full blocks of the first `num_tokens` tokens findable."""
-        held = self._held[sequence.sequence_id]
         count = num_tokens // self.layout.block_size
         if not self._caches_prefixes or count <= len(held.nodes):
             return
@@ -272,20 +308,3 @@ class CacheManager:
         )
         self.pool.keep(adopted)
         self.version += 1
-
-
-def _tail_first(held: _Blocks) -> list[int]:
-    """A prefix is shared by more sequences than its tail, so the tail should be evicted first.
-
-    Place by place: what is left of a table alone, without the other groups', is no prefix.
-    """
-    if len(held.tables) == 1:
-        return held.tables[0][::-1]
-    parts = list(zip(held.firsts, held.tables, strict=True))
-    end = max(first + len(table) for first, table in parts)
-    return [
-        table[place - first]
-        for place in range(end - 1, -1, -1)
-        for first, table in parts
-        if first <= place < first + len(table)
-    ]

@@ -50,10 +50,11 @@ def ends_with(
 
 
 def end_by_length(sequences: Iterable[Sequence]) -> list[Sequence]:
-    """Ends those that have all the tokens that they may have, and haven't ended by their token."""
+    """Ends those that haven't ended by a token; all have the tokens that they may have."""
     ended = []
     for sequence in sequences:
-        if sequence.finish_reason is None and sequence.num_tokens >= sequence.max_num_tokens:
+        if sequence.finish_reason is None:
+            assert sequence.num_tokens >= sequence.max_num_tokens, f"{sequence} has no last token"
             sequence.finish(FinishReason.LENGTH)
             ended.append(sequence)
     return ended

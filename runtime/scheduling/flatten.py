@@ -1,82 +1,50 @@
 """Turns the scheduler's decision into arrays: all scheduled tokens end to end, without padding."""
 
-from collections.abc import Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, TableChange
-from runtime.scheduling.sampler_inputs import Int32
-from runtime.scheduling.sampler_rows import SamplerRows
-from runtime.scheduling.sequence import Sequence
-from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
-
-Rows = NDArray[np.intp]
-
-FIRST_WIDTH = 64
-NO_LOGPROBS = -1
-# What SamplingColumns has of a sequence, and whether its output must have a structure.
-RECORD = np.dtype(
-    [
-        ("temperature", np.float32),
-        ("top_k", np.int32),
-        ("top_p", np.float32),
-        ("min_p", np.float32),
-        ("seed", np.uint64),
-        ("min_length", np.int32),
-        ("presence_penalty", np.float32),
-        ("frequency_penalty", np.float32),
-        ("repetition_penalty", np.float32),
-        ("num_logprobs", np.int32),
-        ("has_structure", np.bool_),
-    ],
-    align=True,
+from runtime.scheduling.group_tables import (
+    GroupTables,
+    LazyTables,
+    changes_since,
+    extents_of,
+    find_changed,
+    no_extents,
 )
+from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, TableChange
+from runtime.scheduling.sampler_inputs import Int32, no_inputs
+from runtime.scheduling.sampler_rows import SamplerRows
+from runtime.scheduling.sampling_records import SamplingRecords
+from runtime.scheduling.scored_rows import find_scored
+from runtime.scheduling.sequence import Sequence
+from runtime.scheduling.step_plan import (
+    Rows,
+    SamplingColumns,
+    StepDelta,
+    StepPlan,
+    TableChanges,
+    TokenReferences,
+    Uint64,
+    no_references,
+)
+
+# Steps from one delta that repeats all rows to the next.
+KEYFRAME_INTERVAL = 256
 NONE_SCORED = np.zeros(0, np.int32)
 
 
-class _GroupTables:
-    """The block tables of one cache group, a row for each sequence that holds blocks."""
+class _RowEvents(NamedTuple):
+    """How rows change in a step, as StepDelta has it."""
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self._block_ids = np.zeros((max_num_seqs, FIRST_WIDTH), np.int32)
-        self._starts = np.zeros(max_num_seqs, np.int32)  # column of the first block
-        self._ends = np.zeros(max_num_seqs, np.int32)
-
-    def clear(self, row: int) -> None:
-        self._starts[row] = self._ends[row] = 0
-
-    def change(self, row: int, first: int, appended: list[int]) -> None:
-        self._starts[row] = first
-        if not appended:
-            return
-        start = max(int(self._ends[row]), first)
-        end = start + len(appended)
-        if end > self._block_ids.shape[1]:
-            self._widen(end)
-        self._block_ids[row, start:end] = appended
-        self._ends[row] = end
-
-    def gather(self, rows: Rows) -> BlockTables:
-        starts = self._starts[rows]
-        num_blocks = self._ends[rows] - starts
-        ends = np.cumsum(num_blocks)
-        # Where each row's blocks begin in the flat table, less where they go.
-        shifts = rows * self._block_ids.shape[1] + starts - (ends - num_blocks)
-        places = np.repeat(shifts, num_blocks) + np.arange(ends[-1])
-        return BlockTables(
-            num_blocks=num_blocks,
-            first_blocks=starts,
-            block_ids=self._block_ids.ravel().take(places),
-        )
-
-    def _widen(self, num_blocks: int) -> None:
-        rows, width = self._block_ids.shape
-        wider = np.zeros((rows, max(2 * width, num_blocks)), np.int32)
-        wider[:, :width] = self._block_ids
-        self._block_ids = wider
+    removed: Rows
+    added: Rows
+    added_ids: Uint64
+    added_sampling: SamplingColumns
+    changed: Rows
+    table_changes: tuple[TableChanges, ...]
 
 
 class BatchTable:
@@ -86,32 +54,64 @@ class BatchTable:
     its rows from them.
     """
 
-    def __init__(self, *, max_num_seqs: int, num_groups: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        num_groups: int,
+        vocab_size: int,
+        keyframe_interval: int = KEYFRAME_INTERVAL,
+    ) -> None:
+        self._keyframe_interval = keyframe_interval
         self._row_of: dict[int, int] = {}
         self._free_rows = list(reversed(range(max_num_seqs)))
-        self._groups = [_GroupTables(max_num_seqs) for _ in range(num_groups)]
-        self._records = np.zeros(max_num_seqs, RECORD)
+        self._groups = [GroupTables(max_num_seqs) for _ in range(num_groups)]
+        self._tables = LazyTables(self._groups, _rows([]))  # of the last step
+        self._records = SamplingRecords(max_num_seqs)
         self._sampler_rows = SamplerRows(vocab_size)
+        # Of the last step, in the order of its samples: steady, and caught up with it.
+        self._sampled: tuple[tuple[Sequence, ...], list[Sequence]] = ((), [])
         # Of the steady sequences, as long as they stay the same.
         self._steady: tuple[Sequence, ...] = ()
-        self._steady_rows: Rows = np.zeros(0, np.intp)
+        self._steady_rows = _rows([])
         self._steady_ids = np.zeros(0, np.uint64)
         self._steady_lens = np.zeros(0, np.int32)  # in the last step
         self._steady_columns, self._steady_defers = self._read(self._steady_rows, self._steady_rows)
 
     def flatten(self, output: SchedulerOutput) -> StepPlan:
         """Applies the row events of `output` and lays out its step."""
-        self._apply(output)
-        self._follow_steady(output.steady)
+        self._tables.expire()
+        is_keyframe = (output.step_id - 1) % self._keyframe_interval == 0
+        events = self._apply(output)
+        left, joined = self._follow_steady(output.steady)
+        if is_keyframe:
+            events, left, joined = self._repeat(), _rows([]), self._steady_rows
         behind = output.scheduled
         num_steady = len(output.steady)
-        last_tokens = np.fromiter(
-            (each.token_ids[-1] for each in output.steady), np.int32, count=num_steady
+        if output.awaited_step_id is None:
+            last_tokens = np.fromiter(
+                (each.token_ids[-1] for each in output.steady), np.int32, count=num_steady
+            )
+        else:
+            last_tokens = np.zeros(num_steady, np.int32)
+        ids = [each.sequence.sequence_id for each in behind]
+        rows = _rows([self._row_of[sequence_id] for sequence_id in ids])
+        samples = np.array([each.samples for each in behind], np.bool_)
+        delta = StepDelta(
+            is_keyframe=is_keyframe,
+            **events._asdict(),
+            left=left,
+            joined=joined,
+            joined_seq_lens=self._steady_lens[num_steady - len(joined) :].copy(),
+            num_steady=num_steady,
+            rows=rows,
+            samples=samples,
         )
         if not behind:
             every = np.arange(num_steady, dtype=np.int32)
             return self._plan(
                 output,
+                delta,
                 rows=self._steady_rows,
                 sequence_ids=self._steady_ids,
                 seq_lens=self._steady_lens.copy(),
@@ -126,14 +126,12 @@ class BatchTable:
             )
         computed = np.array([each.num_computed_tokens for each in behind], np.int32)
         counts = np.array([each.num_scheduled_tokens for each in behind], np.int32)
-        samples = np.array([each.samples for each in behind], np.bool_)
         ends = np.cumsum(counts, dtype=np.int32)
-        ids = [each.sequence.sequence_id for each in behind]
-        rows = np.array([self._row_of[sequence_id] for sequence_id in ids], np.intp)
         every = np.arange(num_steady, dtype=np.int32)
         offsets = np.repeat(computed - (ends - counts), counts)
         return self._plan(
             output,
+            delta,
             rows=_join(self._steady_rows, rows),
             sequence_ids=_join(self._steady_ids, np.array(ids, np.uint64)),
             seq_lens=_join(self._steady_lens, computed),
@@ -142,50 +140,122 @@ class BatchTable:
             positions=_join(self._steady_lens, np.arange(ends[-1], dtype=np.int32) + offsets),
             sample_index=_join(every, ends[samples] - 1 + num_steady),
             sample_sequence=_join(every, np.flatnonzero(samples).astype(np.int32) + num_steady),
-            **_scores(zip(behind, (ends - counts + num_steady).tolist(), strict=True)),
+            **find_scored(zip(behind, (ends - counts + num_steady).tolist(), strict=True)),
         )
 
-    def _plan(self, output: SchedulerOutput, *, rows: Rows, **arrays: NDArray[Any]) -> StepPlan:
-        sampled = chain(output.steady, (each.sequence for each in output.scheduled if each.samples))
+    def _plan(
+        self, output: SchedulerOutput, delta: StepDelta, *, rows: Rows, **arrays: NDArray[Any]
+    ) -> StepPlan:
+        caught_up = [each.sequence for each in output.scheduled if each.samples]
         if output.scheduled:
             columns, defers = self._read(rows, arrays["sample_sequence"])
         else:
             columns, defers = self._steady_columns, self._steady_defers
+        references = self._refer(output)
+        needs = self._sampler_rows.find(chain(output.steady, caught_up))
+        # What comes later may be more: masks of structures, and what unknown tokens bring.
+        defers = defers or (output.awaited_step_id is not None and needs.look_back)
+        self._sampled = (output.steady, caught_up)
+        self._tables = LazyTables(self._groups, rows)
         return StepPlan(
             step_id=output.step_id,
-            block_tables=tuple(group.gather(rows) for group in self._groups),
+            block_tables=self._tables,
             sampling=columns,
-            sampler_inputs=self._sampler_rows.gather(sampled),
+            sampler_inputs=no_inputs() if defers else needs.gather(),
             defer_sampling=defers,
+            late_inputs=needs if defers else None,
             block_copies=np.array(output.copies, np.int32).reshape(-1, 2),
+            token_references=references,
+            delta=delta,
             **arrays,
         )
 
+    def _refer(self, output: SchedulerOutput) -> TokenReferences:
+        """What the steady ones feed, which are the first rows of T, if the step before samples it.
+
+        They all were in that step.
+        """
+        step_id = output.awaited_step_id
+        if step_id is None or not output.steady:
+            return no_references()
+        steady, caught_up = self._sampled
+        rows = np.arange(len(output.steady), dtype=np.int32)
+        samples = rows
+        if steady is not output.steady:
+            places = {each.sequence_id: row for row, each in enumerate(chain(steady, caught_up))}
+            samples = np.array([places[each.sequence_id] for each in output.steady], np.int32)
+        step_ids = np.full(len(rows), step_id, np.uint64)
+        return TokenReferences(rows=rows, step_ids=step_ids, sample_rows=samples)
+
     def _read(self, rows: Rows, sampled: NDArray[Any]) -> tuple[SamplingColumns, bool]:
         """The parameters of rows, and whether one of those that are `sampled` has a structure."""
-        records = self._records[rows]
-        return _columns_of(records), bool(records["has_structure"][sampled].any())
+        defers = bool(self._records.have_structure(rows[sampled]).any())
+        return self._records.gather(rows), defers
 
-    def _follow_steady(self, steady: tuple[Sequence, ...]) -> None:
+    def _follow_steady(self, steady: tuple[Sequence, ...]) -> tuple[Rows, Rows]:
+        """Returns the rows of who left and of who joined, at the end."""
         if steady is self._steady:
             self._steady_lens += 1  # each of them has fed one token
-            return
+            return _rows([]), _rows([])
+        before, before_ids = self._steady_rows, self._steady_ids
+        before_lens = self._steady_lens
         self._steady = steady
         ids = [each.sequence_id for each in steady]
         self._steady_ids = np.array(ids, np.uint64)
-        self._steady_rows = np.array([self._row_of[sequence_id] for sequence_id in ids], np.intp)
-        self._steady_lens = np.array([each.num_computed_tokens for each in steady], np.int32)
+        self._steady_rows = _rows([self._row_of[sequence_id] for sequence_id in ids])
+        # A step that is decided counts as computed.
+        self._steady_lens = np.array([each.num_computed_tokens - 1 for each in steady], np.int32)
         every = np.arange(len(steady))
         self._steady_columns, self._steady_defers = self._read(self._steady_rows, every)
+        kept = np.isin(before_ids, self._steady_ids, assume_unique=True)
+        first = int(kept.sum())
+        if (
+            np.array_equal(before_ids[kept], self._steady_ids[:first])
+            and np.array_equal(before[kept], self._steady_rows[:first])
+            and np.array_equal(before_lens[kept] + 1, self._steady_lens[:first])
+        ):
+            return before[~kept], self._steady_rows[first:]
+        return before, self._steady_rows
 
-    def _apply(self, output: SchedulerOutput) -> None:
-        for sequence_id in output.removed:
-            self._free_rows.append(self._row_of.pop(sequence_id))
-            self._sampler_rows.remove(sequence_id)
-        for sequence in output.added:
-            self._add(sequence)
+    def _apply(self, output: SchedulerOutput) -> _RowEvents:
+        removed = _rows([self._remove(sequence_id) for sequence_id in output.removed])
+        added = _rows([self._add(sequence) for sequence in output.added])
+        changed = _rows(
+            [self._row_of[each] for each in dict.fromkeys(each[0] for each in output.changed)]
+        )
+        before = extents_of(self._groups, changed)
         for change in output.changed:
             self._change(change)
+        moved = find_changed(self._groups, changed, before)
+        return _RowEvents(
+            removed=removed,
+            added=added,
+            added_ids=np.array([each.sequence_id for each in output.added], np.uint64),
+            added_sampling=self._records.gather(added),
+            changed=changed[moved],
+            table_changes=changes_since(
+                self._groups, changed[moved], [each.take(moved) for each in before]
+            ),
+        )
+
+    def _repeat(self) -> _RowEvents:
+        """As if all sequences that hold blocks had come in this step."""
+        rows = _rows(list(self._row_of.values()))
+        nothing = no_extents(self._groups, rows)
+        return _RowEvents(
+            removed=_rows([]),
+            added=rows,
+            added_ids=np.array(list(self._row_of), np.uint64),
+            added_sampling=self._records.gather(rows),
+            changed=rows,
+            table_changes=changes_since(self._groups, rows, nothing),
+        )
+
+    def _remove(self, sequence_id: int) -> int:
+        row = self._row_of.pop(sequence_id)
+        self._free_rows.append(row)
+        self._sampler_rows.remove(sequence_id)
+        return row
 
     def _change(self, change: TableChange) -> None:
         row = self._row_of[change.sequence_id]
@@ -194,68 +264,23 @@ class BatchTable:
         ):
             group.change(row, first, appended)
 
-    def _add(self, sequence: Sequence) -> None:
+    def _add(self, sequence: Sequence) -> int:
         row = self._row_of[sequence.sequence_id] = self._free_rows.pop()
         for group in self._groups:
             group.clear(row)
         self._sampler_rows.add(sequence)
-        params = sequence.params
-        self._records[row] = (
-            params.temperature,
-            params.top_k,
-            params.top_p,
-            params.min_p,
-            sequence.seed,
-            sequence.num_prompt_tokens + params.min_tokens if params.min_tokens else 0,
-            params.presence_penalty,
-            params.frequency_penalty,
-            params.repetition_penalty,
-            NO_LOGPROBS if params.logprobs is None else params.logprobs,
-            params.structure is not None,
-        )
-
-
-def _columns_of(records: NDArray[np.void]) -> SamplingColumns:
-    return SamplingColumns(
-        temperature=records["temperature"],
-        top_k=records["top_k"],
-        top_p=records["top_p"],
-        min_p=records["min_p"],
-        seed=records["seed"],
-        min_length=records["min_length"],
-        presence_penalty=records["presence_penalty"],
-        frequency_penalty=records["frequency_penalty"],
-        repetition_penalty=records["repetition_penalty"],
-        num_logprobs=records["num_logprobs"],
-    )
-
-
-def _scores(parts: Iterable[tuple[ScheduledSequence, int]]) -> dict[str, Int32]:
-    """Which rows of T are scored, for which token, with how many others.
-
-    Each part comes with its first row.
-    """
-    index: list[int] = []
-    token_ids: list[int] = []
-    num_tops: list[int] = []
-    for part, first in parts:
-        scored = part.scored
-        if scored:
-            start = first - part.num_computed_tokens
-            index.extend(range(scored.start + start, scored.stop + start))
-            token_ids.extend(part.sequence.token_ids[scored.start + 1 : scored.stop + 1])
-            num_tops.extend([part.sequence.params.prompt_logprobs or 0] * len(scored))
-    return {
-        "score_index": np.array(index, np.int32),
-        "score_token_ids": np.array(token_ids, np.int32),
-        "score_num_tops": np.array(num_tops, np.int32),
-    }
+        self._records.put(row, sequence)
+        return row
 
 
 def _tokens_of(each: ScheduledSequence) -> Int32:
     start = each.num_computed_tokens
     tokens = each.sequence.token_ids[start : start + each.num_scheduled_tokens]
     return np.frombuffer(tokens, np.int32)
+
+
+def _rows(values: list[int]) -> Rows:
+    return np.array(values, np.intp)
 
 
 def _join(*arrays: NDArray[Any]) -> NDArray[Any]:

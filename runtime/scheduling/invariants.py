@@ -14,7 +14,7 @@ def check_live(
 ) -> None:
     """Asserts that those that live are where their status says."""
     held = [each for each in sequences.values() if each.status is Status.HELD]
-    live = [*running.sequences.values(), *waiting, *held]
+    live = [*running.sequences.values(), *running.ending.values(), *waiting, *held]
     assert {each.sequence_id for each in live} == sequences.keys()
     assert len(live) == len(sequences)
     assert all(each.status is Status.WAITING for each in waiting)
@@ -24,10 +24,12 @@ def check_live(
 
 def check_between_steps(running: RunningSet, pool: BlockPool, limits: SchedulerLimits) -> None:
     """Asserts what holds while no step is in flight."""
-    for each in running.steady.members:
-        assert each.num_tokens - each.num_computed_tokens == 1, f"{each} isn't steady"
+    assert not running.ending, "no step brings their last tokens"
     assert sum(each.awaits_scores for each in running.behind) <= 1, "two prompts scored in part"
-    # One that has been scored may have tokens left to feed.
-    assert len(running.behind) <= limits.max_num_partial_prefills + 1
+    behind = [each for each in running.behind if each.num_tokens - each.num_computed_tokens > 1]
+    # One that has been scored may have tokens left to feed; who stalled has one.
+    assert len(behind) <= limits.max_num_partial_prefills + 1
+    every = [*running.sequences.values()]
+    assert all(each.num_pending_tokens == 0 for each in every), "no step brings these tokens"
     if not running.sequences:
         assert pool.num_free == pool.num_blocks, "blocks are lost"

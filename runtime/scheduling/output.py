@@ -14,22 +14,20 @@ class ScheduledSequence(NamedTuple):
     sequence: Sequence
     num_computed_tokens: int  # in the cache before the step
     num_scheduled_tokens: int  # fed in the step
+    samples: bool  # whether the last of them is its last token, whose successor is sampled
+    scored: range  # positions fed whose successors, tokens of the prompt, are to get logprobs
 
-    @property
-    def samples(self) -> bool:
-        """Whether the step feeds the last known token, so that its successor is sampled."""
-        end = self.num_computed_tokens + self.num_scheduled_tokens
-        return end == self.sequence.num_tokens
-
-    @property
-    def scored(self) -> range:
-        """Positions fed whose successors, tokens of the prompt, are to get logprobs."""
-        sequence = self.sequence
-        if not sequence.awaits_scores:
-            return range(0)
-        start = max(self.num_computed_tokens, sequence.num_scored_tokens)
-        end = self.num_computed_tokens + self.num_scheduled_tokens
-        return range(start, min(end, sequence.num_prompt_tokens - 1))
+    @classmethod
+    def of(cls, sequence: Sequence, num_scheduled_tokens: int) -> "ScheduledSequence":
+        """The next tokens of a sequence, all of which are known."""
+        start = sequence.num_computed_tokens
+        end = start + num_scheduled_tokens
+        scored = range(0)
+        if sequence.awaits_scores:
+            first = max(start, sequence.num_scored_tokens)
+            scored = range(first, min(end, sequence.num_prompt_tokens - 1))
+        samples = end == sequence.num_tokens
+        return cls(sequence, start, num_scheduled_tokens, samples, scored)
 
 
 class TableChange(NamedTuple):
@@ -63,6 +61,8 @@ class SchedulerOutput:
     added: tuple[Sequence, ...]  # admitted in this step
     changed: tuple[TableChange, ...]
     copies: tuple[BlockCopy, ...]
+    # The step in flight that samples what the steady ones feed; None: that is known.
+    awaited_step_id: int | None = None
 
     @property
     def num_scheduled_tokens(self) -> int:

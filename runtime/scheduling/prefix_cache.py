@@ -7,7 +7,7 @@ another one's keys and values.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, NamedTuple, Optional
 
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
 
@@ -35,6 +35,16 @@ class Node:
         self.num_children = 0
         self.num_blocks = 0
         self.blocks: list[int | None] = [None] * num_groups  # by group
+
+
+class StoredNode(NamedTuple):
+    """A node as it is kept elsewhere."""
+
+    parent: int | None  # index of its parent; None: the root of `salt`
+    salt: str
+    tokens: bytes
+    digest: bytes
+    blocks: tuple[int | None, ...]  # by group
 
 
 class PrefixCache:
@@ -149,6 +159,39 @@ class PrefixCache:
         self._roots.clear()
         self._nodes.clear()
         self._homes.clear()
+
+    def stored(self) -> list["StoredNode"]:
+        """All nodes, parents before their children."""
+        places: dict[int, int] = {}  # by id
+        nodes = []
+        for node in self._nodes.values():  # a parent stays as long as its children
+            parent = node.parent
+            assert parent is not None
+            is_root = parent.parent is None
+            nodes.append(
+                StoredNode(
+                    parent=None if is_root else places[id(parent)],
+                    salt=parent.tokens.decode() if is_root else "",
+                    tokens=node.tokens,
+                    digest=node.digest,
+                    blocks=tuple(node.blocks),
+                )
+            )
+            places[id(node)] = len(places)
+        return nodes
+
+    def store(self, stored: Iterable["StoredNode"]) -> None:
+        """Into an empty cache, what another with the same secret had."""
+        nodes: list[Node] = []
+        for each in stored:
+            parent = self._root(each.salt) if each.parent is None else nodes[each.parent]
+            node = Node(parent, each.digest, each.tokens, self._num_groups)
+            node.blocks = list(each.blocks)
+            node.num_blocks = len(node.blocks) - node.blocks.count(None)
+            parent.num_children += 1
+            self._nodes[node.digest] = node
+            self._homes.update((block, node) for block in node.blocks if block is not None)
+            nodes.append(node)
 
     def check_invariants(self) -> None:
         """Asserts that every hash points home."""

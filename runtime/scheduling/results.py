@@ -1,7 +1,6 @@
 """Reads a step's result: whether it is that step's, and what it says of single sequences."""
 
 import math
-from collections.abc import Callable
 
 from runtime.errors import InvalidRequestError, LockstepError, ModelOutputError, WorkerError
 from runtime.request import TokenLogprobs
@@ -41,13 +40,12 @@ def find_faults(
 
 
 def take_scores(output: SchedulerOutput, result: StepResult) -> dict[int, list[TokenLogprobs]]:
-    """The logprobs of live sequences' prompts by sequence id, which they have got with this."""
-    taken = {}
-    for sequence, scores in _scores_of(output, result):
-        sequence.num_scored_tokens += len(scores)
-        if sequence.finish_reason is None:
-            taken[sequence.sequence_id] = scores
-    return taken
+    """The logprobs of live sequences' prompts, by sequence id."""
+    return {
+        sequence.sequence_id: scores
+        for sequence, scores in _scores_of(output, result)
+        if sequence.finish_reason is None
+    }
 
 
 def _scores_of(
@@ -63,25 +61,11 @@ def _scores_of(
     return found
 
 
-def take_tokens(
-    output: SchedulerOutput,
-    sequences: list[Sequence],
-    token_ids: list[int],
-    *,
-    commit: Callable[[Sequence], None],
-) -> None:
-    """Gives `sequences` a token each, and marks what the step has fed as computed.
-
-    `commit` hears of those that were behind.
-    """
+def take_tokens(sequences: list[Sequence], token_ids: list[int]) -> None:
+    """Gives `sequences` a token each."""
     for sequence, token in zip(sequences, token_ids, strict=True):
         sequence.token_ids.append(token)
-    for sequence in output.steady:
-        sequence.num_computed_tokens += 1
-    for sequence, _, count in output.scheduled:
-        if sequence.finish_reason is None:
-            sequence.num_computed_tokens += count
-            commit(sequence)
+        sequence.num_pending_tokens -= 1
 
 
 def error_of(fault: Fault) -> LockstepError:

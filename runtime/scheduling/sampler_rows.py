@@ -48,39 +48,33 @@ class _Needs:
     wants_output: bool  # in its history
     num_tail_tokens: int  # that bad words are compared with
 
+    @property
+    def look_back(self) -> bool:
+        """Whether they depend on the tokens before."""
+        return self.wants_output or self.num_tail_tokens > 0
 
-class SamplerRows:
-    """Sequences that hold blocks and need more; the others cost nothing."""
 
-    def __init__(self, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        self._needs: dict[int, _Needs] = {}  # by sequence id
+class SamplerNeeds:
+    """The sampled rows of one step that need more, and what."""
 
-    def add(self, sequence: Choice) -> None:
-        if not _needs_anything(sequence):
-            return
-        source = sequence.fork_of or sequence
-        if not isinstance(source.sampler_needs, _Needs):
-            source.sampler_needs = _needs_of(sequence, self._vocab_size)
-        assert isinstance(source.sampler_needs, _Needs)
-        self._needs[sequence.sequence_id] = source.sampler_needs
+    def __init__(self, rows: list[tuple[int, Choice, int, _Needs]]) -> None:
+        """Rows of R, each with how many output tokens come before its sample."""
+        self._rows = rows
 
-    def remove(self, sequence_id: int) -> None:
-        self._needs.pop(sequence_id, None)
+    @property
+    def look_back(self) -> bool:
+        """Whether one depends on the tokens before, which must be known to gather."""
+        return any(needs.look_back for _, _, _, needs in self._rows)
 
-    def gather(self, sampled: Iterable[Choice]) -> SamplerInputs:
-        """What the sampled rows, one for each sequence, need in this step."""
-        if not self._needs:
+    def gather(self) -> SamplerInputs:
+        """What the sampled rows need."""
+        if not self._rows:
             return no_inputs()
-        rows = [
-            (row, sequence, self._needs[sequence.sequence_id])
-            for row, sequence in enumerate(sampled)
-            if sequence.sequence_id in self._needs
-        ]
-        biases = [(row, _biases_now(sequence, needs)) for row, sequence, needs in rows]
-        masks = [(row, needs.mask) for row, _, needs in rows if needs.mask is not None]
-        words = [(row, word) for row, _, needs in rows for word in needs.bad_words]
-        histories = [(row, *_history(sequence, needs)) for row, sequence, needs in rows]
+        rows = self._rows
+        biases = [(row, _biases_after(count, each, needs)) for row, each, count, needs in rows]
+        masks = [(row, needs.mask) for row, _, _, needs in rows if needs.mask is not None]
+        words = [(row, word) for row, _, _, needs in rows for word in needs.bad_words]
+        histories = [(row, *_history(each, needs)) for row, each, _, needs in rows]
         histories = [each for each in histories if len(each[1])]
         return SamplerInputs(
             biases=TokenBiases(
@@ -105,6 +99,42 @@ class SamplerRows:
                 num_prompt_tokens=_ints([count for _, _, count in histories]),
                 token_ids=_joined([tokens for _, tokens, _ in histories]),
             ),
+        )
+
+
+NO_NEEDS = SamplerNeeds([])
+
+
+class SamplerRows:
+    """Sequences that hold blocks and need more; the others cost nothing."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._needs: dict[int, _Needs] = {}  # by sequence id
+
+    def add(self, sequence: Choice) -> None:
+        if not _needs_anything(sequence):
+            return
+        source = sequence.fork_of or sequence
+        if not isinstance(source.sampler_needs, _Needs):
+            source.sampler_needs = _needs_of(sequence, self._vocab_size)
+        assert isinstance(source.sampler_needs, _Needs)
+        self._needs[sequence.sequence_id] = source.sampler_needs
+
+    def remove(self, sequence_id: int) -> None:
+        self._needs.pop(sequence_id, None)
+
+    def find(self, sampled: Iterable[Choice]) -> SamplerNeeds:
+        """Who of the sampled rows, one for each sequence, needs more in a step just decided."""
+        if not self._needs:
+            return NO_NEEDS
+        return SamplerNeeds(
+            [
+                # The pending token that this step samples is none of those before it.
+                (row, each, each.num_planned_tokens - each.num_prompt_tokens - 1, needs)
+                for row, each in enumerate(sampled)
+                if (needs := self._needs.get(each.sequence_id)) is not None
+            ]
         )
 
 
@@ -145,8 +175,8 @@ def _allowed_mask(params: SamplingParams, vocab_size: int) -> TokenMasks | None:
     return compress(bits[None], vocab_size=vocab_size)
 
 
-def _biases_now(sequence: Choice, needs: _Needs) -> _Biases:
-    is_early = sequence.num_output_tokens < sequence.params.min_tokens
+def _biases_after(num_output_tokens: int, sequence: Choice, needs: _Needs) -> _Biases:
+    is_early = num_output_tokens < sequence.params.min_tokens
     return needs.early_biases if is_early else needs.biases
 
 

@@ -4,6 +4,10 @@ Each sequence has some tokens computed and tries to catch up with the tokens it 
 prefill phase and no decode phase. Pure: the same calls give the same decisions. A sequence that
 has caught up is steady: it feeds one token a step, and nothing is done for it until something
 happens to it, which is a block edge, its end, or a preemption.
+
+Steps may be decided ahead of what earlier ones bring: a step counts as done when it is decided, and
+the tokens that it samples are pending until it is acknowledged. What ends a sequence early leaves
+rows of it in later steps, which bring nothing.
 """
 
 from collections import deque
@@ -37,9 +41,9 @@ RECENT_STEPS = 32
 
 
 class Scheduler:
-    """`schedule()` decides a step, `update()` applies what it brought; one step is in flight.
+    """`schedule()` decides a step, `update()` applies what the oldest in flight brought.
 
-    `now` is seconds of any clock that doesn't go back.
+    The workers run steps in their order. `now` is seconds of any clock that doesn't go back.
     """
 
     def __init__(
@@ -62,16 +66,20 @@ class Scheduler:
         self._max_sequence_tokens = cache.layout.max_sequence_tokens
         self._num_arrivals = 0
         self._last_step_id = 0
-        self._in_flight: SchedulerOutput | None = None
-        self._scheduled_at = 0.0
+        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # with when, oldest first
+        self._updated_at = 0.0
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        # Aborted while a step that may write their blocks is in flight.
-        self._freed_on_update: list[Sequence] = []
+        self._surplus_until = 0  # the last step that may have rows of sequences that have ended
         self._dropped: list[Dropped] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running.sequences or len(self.waiting))
+        return bool(self.running.sequences or len(self.waiting) or self._in_flight)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps that were decided and not updated."""
+        return len(self._in_flight)
 
     def add(self, sequence: Sequence, now: float = 0.0) -> None:
         """Queues a sequence and its forks, whose ids are new and which the pool can hold alone.
@@ -111,7 +119,6 @@ class Scheduler:
         sequence = self._sequences.get(sequence_id)
         if sequence is None:
             return
-        self._forget(sequence)
         before = sequence.status
         sequence.finish(reason)
         self.latencies.end(sequence, now)
@@ -119,27 +126,19 @@ class Scheduler:
             assert sequence.fork_of is not None
             source = sequence.fork_of
             source.forks = tuple(each for each in source.forks if each is not sequence)
-        elif before is Status.WAITING:
-            self.waiting.remove(sequence)
-        elif before is Status.RUNNING:
-            self.running.stop(sequence)
-            if self._in_flight is None:
-                self.running.free(sequence)
-            else:
-                self._freed_on_update.append(sequence)
+        self._stop(sequence)
         self._release_forks(sequence)
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
-        """Decides the next step; None if there is nothing to run."""
-        assert self._in_flight is None, "a step is in flight"
+        """Decides the next step; None if there is nothing to run before an update."""
         for sequence, error in self.waiting.expire(now):
             self._drop(sequence, error)
         step_id = self._last_step_id + 1
         running = self.running
         num_preemptions = running.num_preemptions
         running.grow(step_id)
-        # Who has just lost its blocks would get them back in the same breath.
-        admits = running.num_preemptions == num_preemptions
+        # Who has just lost its blocks, or waits for some, would see them go in the same breath.
+        admits = running.num_preemptions == num_preemptions and not running.stalled
         step_s = min(self._step_seconds, default=0.0)
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
@@ -150,10 +149,8 @@ class Scheduler:
         self.waiting.settle()
         if not (scheduled or running.steady.members):
             return None
-        self._last_step_id = step_id
-        self._scheduled_at = now
         removed, added, changed, copies = running.take_changes()
-        self._in_flight = SchedulerOutput(
+        output = SchedulerOutput(
             step_id=step_id,
             steady=running.steady.members,
             scheduled=tuple(scheduled),
@@ -161,39 +158,45 @@ class Scheduler:
             added=tuple(added),
             changed=tuple(changed),
             copies=tuple(copies),
+            awaited_step_id=self._last_step_id if self._in_flight else None,
         )
-        return self._in_flight
+        self._last_step_id = step_id
+        self._in_flight.append((output, now))
+        running.advance(output)
+        self.cache.dispatch(step_id)
+        return output
 
     def update(self, result: StepResult, now: float = 0.0) -> StepOutcome:
-        """Applies the result of the step in flight.
+        """Applies the result of the oldest step in flight.
 
         Raises WorkerError: it isn't that step's, or its tokens aren't those that were asked for.
         """
-        output, self._in_flight = self._in_flight, None
-        assert output is not None, "no step is in flight"
+        assert self._in_flight, "no step is in flight"
+        output, scheduled_at = self._in_flight.popleft()
         caught_up = [each.sequence for each in output.scheduled if each.samples]
         steady_ids = self.running.steady.ids_of(output.steady)
         check_result(result, output, steady_ids + [each.sequence_id for each in caught_up])
-        self._step_seconds.append(now - self._scheduled_at)
+        self._step_seconds.append(now - max(scheduled_at, self._updated_at))
+        self._updated_at = now
         sampled = [*output.steady, *caught_up]
         logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
         failed = self._end_faulty(find_faults(output, sampled, result))
         scores = take_scores(output, result)
         sequences, token_ids = sampled, result.token_ids
-        if self._freed_on_update or failed:
-            self._free_aborted()
+        if failed or output.step_id <= self._surplus_until:
             pairs = zip(sampled, token_ids, strict=True)
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
-        take_tokens(output, sequences, token_ids, commit=self.cache.commit)
+        take_tokens(sequences, token_ids)
+        self.cache.acknowledge(output.step_id)
+        self._commit(output)
         since = self.running.last_token_s
         starts = self.latencies.step(caught_up, num_tokens=len(sequences), since=since, now=now)
-        ending = [*self.running.steady.take_ending(output.step_id), *caught_up]
+        ending = self.running.settle(output.step_id, now)
         finished = self.end_tokens.end(sequences, token_ids) + end_by_length(ending)
         for sequence in finished:
             self._stop(sequence)
             self.latencies.end(sequence, now)
-        self.running.settle(caught_up, output.step_id + 1, now)
         for sequence in caught_up:
             self._release_forks(sequence)
         return StepOutcome(sequences, token_ids, finished, failed, logprobs, scores, starts)
@@ -204,15 +207,26 @@ class Scheduler:
         return dropped
 
     def restart(self) -> None:
-        """Forgets the step in flight and the whole cache: all running sequences wait again.
+        """Forgets the steps in flight and the whole cache: all running sequences wait again.
 
         For the start of an epoch, in which the workers hold nothing and count steps from 1. Keeps
         the order.
         """
-        self._in_flight = None
-        self._last_step_id = 0
-        self._free_aborted()
+        waiting = [each for each in self.waiting if self.cache.is_in_flight(each)]
+        for sequence in waiting:  # what they wait for changes below
+            self.waiting.remove(sequence)
+        while self._in_flight:
+            output, _ = self._in_flight.pop()
+            for each in output.scheduled:
+                each.sequence.num_scored_tokens -= len(each.scored)
+        for sequence in self._sequences.values():
+            sequence.num_pending_tokens = 0
+        for sequence in reversed(waiting):
+            self.waiting.add_front(sequence)
         self.running.clear()
+        for sequence in self._sequences.values():
+            sequence.in_flight_until = 0
+        self._last_step_id = self._surplus_until = 0
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two calls."""
@@ -221,14 +235,16 @@ class Scheduler:
         self.running.check_invariants()
         check_live(self._sequences, self.waiting, self.running)
         assert len(self.running) <= self.limits.max_num_seqs
-        if self._in_flight is None:
+        if not self._in_flight:
             check_between_steps(self.running, self.cache.pool, self.limits)
 
     def _feed_behind(self, budget: StepBudget) -> list[ScheduledSequence]:
         """What the running sequences that are behind get of the budget, the oldest first."""
         scheduled: list[ScheduledSequence] = []
         for sequence in self.running.behind:
-            _feed(sequence, budget, scheduled)
+            # One that stalled may wait for a token still.
+            if not sequence.num_pending_tokens and sequence.sequence_id not in self.running.stalled:
+                _feed(sequence, budget, scheduled)
         return scheduled
 
     def _admit(
@@ -261,15 +277,28 @@ class Scheduler:
             self._release_forks(sequence)
         return [(sequence, error_of(fault)) for sequence, fault in faults.items()]
 
+    def _commit(self, output: SchedulerOutput) -> None:
+        """Others may share what a step has computed of prompts that are still held.
+
+        Who was preempted since doesn't run again before its last step is acknowledged.
+        """
+        for sequence, computed, count, _, _ in output.scheduled:
+            if sequence.status in (Status.RUNNING, Status.ENDING):
+                self.cache.commit(sequence, computed + count)
+
     def _stop(self, sequence: Sequence) -> None:
-        """A running sequence has ended, and its blocks are in no step."""
+        """A sequence has ended, wherever it was."""
         self._forget(sequence)
-        self.running.stop(sequence)
-        self.running.free(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence in self.running:
+            self.running.stop(sequence, in_flight_until=self._last_step_id)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
         self.end_tokens.remove(sequence)
+        if self._in_flight:
+            self._surplus_until = self._last_step_id
 
     def _drop(self, sequence: Sequence, error: LockstepError) -> None:
         """A sequence that has left the queue ends, and with it the forks that wait for it."""
@@ -286,13 +315,8 @@ class Scheduler:
             fork.release(self.cache.layout.block_size)
             self.waiting.add_front(fork)
 
-    def _free_aborted(self) -> None:
-        for sequence in self._freed_on_update:
-            self.running.free(sequence)
-        self._freed_on_update = []
-
 
 def _feed(sequence: Sequence, budget: StepBudget, scheduled: list[ScheduledSequence]) -> None:
-    computed, count = sequence.num_computed_tokens, budget.take(sequence)
+    count = budget.take(sequence)
     if count:
-        scheduled.append(ScheduledSequence(sequence, computed, count))
+        scheduled.append(ScheduledSequence.of(sequence, count))

@@ -14,6 +14,7 @@ class Status(Enum):
     HELD = "held"  # a fork whose prompt is still being computed for its source
     WAITING = "waiting"  # holds no blocks
     RUNNING = "running"  # holds blocks
+    ENDING = "ending"  # holds blocks; the last token that it may have is in flight
     FINISHED = "finished"
 
 
@@ -31,6 +32,7 @@ class Sequence:
         "finish_reason",
         "fork_of",
         "forks",
+        "in_flight_until",
         "is_resumed",
         "last_token_s",
         "leader",
@@ -39,6 +41,7 @@ class Sequence:
         "num_computed_tokens",
         "num_live_choices",
         "num_overtaken",
+        "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
         "num_resumed_tokens",
@@ -83,7 +86,8 @@ class Sequence:
         self.token_ids.extend(output_token_ids)
         self.num_resumed_tokens = len(self.token_ids) - self.num_prompt_tokens
         self.is_resumed = is_resumed
-        self.num_computed_tokens = 0
+        self.num_pending_tokens = 0  # sampled by steps in flight
+        self.num_computed_tokens = 0  # once all steps in flight are through
         self.num_cached_tokens = 0  # of the prompt, found in the prefix cache at first admission
         self.params = params
         self.seed = seed
@@ -93,7 +97,8 @@ class Sequence:
         self.deadline_s = deadline_s
         self.submitted_s = submitted_s
         self.bad_words = bad_words
-        self.num_scored_tokens = 0  # of the prompt, from its second on, whose logprobs are known
+        # Of the prompt, from its second on, whose logprobs are known, or come with steps in flight.
+        self.num_scored_tokens = 0
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         # Filled by the scheduler.
@@ -106,6 +111,7 @@ class Sequence:
         self.num_overtaken = 0
         self.refused_at = -1  # the cache's version when its blocks were not free
         self.num_preemptions = 0
+        self.in_flight_until = 0  # the last step that may have it, once it doesn't run any more
         self.sampler_needs: object = None  # kept for its forks and for when it's preempted
         self.block_hashes: list[bytes] = []  # of the first full blocks; more as they're needed
         self.fork_of: Sequence | None = None
@@ -114,7 +120,13 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
+        """Those that are known."""
         return len(self.token_ids)
+
+    @property
+    def num_planned_tokens(self) -> int:
+        """Together with those that steps in flight sample."""
+        return len(self.token_ids) + self.num_pending_tokens
 
     @property
     def num_output_tokens(self) -> int:

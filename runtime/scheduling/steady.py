@@ -38,7 +38,7 @@ class SteadySet:
 
         It becomes a member with `add`.
         """
-        tokens = sequence.num_tokens
+        tokens = sequence.num_planned_tokens
         self._growing.put(sequence, step_id + capacity + 1 - tokens)
         self._ending.put(sequence, step_id + sequence.max_num_tokens - 1 - tokens)
 

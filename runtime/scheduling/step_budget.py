@@ -18,7 +18,7 @@ class StepBudget:
         return min(room, self._num_scored_tokens) if sequence.awaits_scores else room
 
     def take(self, sequence: Sequence) -> int:
-        """How many tokens it is fed; 0 where there are none left for it."""
+        """How many tokens it is fed, all known; 0 where there are none left for it."""
         count = min(sequence.num_tokens - sequence.num_computed_tokens, self.room(sequence))
         self.num_tokens -= count
         if sequence.awaits_scores:

@@ -45,6 +45,9 @@ class WaitingRoom:
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._members.values())
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.sequence_id in self._members
+
     @property
     def has_scored(self) -> bool:
         """Whether there are any whose prompts are to be scored."""

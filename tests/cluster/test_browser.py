@@ -2,7 +2,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from runtime.engine_service import EngineServer
 from runtime.scheduling.step_plan import StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from tests.frontend import API_KEY, RunningFrontend
 from tests.served import ScoringOracle, make_engine, text_of, write_characters
 
@@ -34,11 +34,9 @@ class GatedOracle(ScoringOracle):
 
     permits: threading.Semaphore
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
         assert self.permits.acquire(timeout=TIMEOUT_S)
-        return super().execute(plan, make_masks)
+        return super().execute(plan, masks)
 
     def permit(self, num_steps: int) -> None:
         self.permits.release(num_steps)

@@ -18,6 +18,7 @@ from runtime.cluster.group import start_workers
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
 from tests.rank_groups import START_S, ranks, ready_executor, small_plan, start
+from tests.steps import execute
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -53,7 +54,7 @@ def test_two_ranks_load_and_step_and_leave_nothing(
 
     with start(model, launcher, lambda *progress: seen.append(progress)) as group:
         executor = ready_executor(group)
-        results = [executor.execute(small_plan(step_id)) for step_id in (1, 2)]
+        results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
         assert len(ranks()) == 2
         assert signal.getsignal(signal.SIGTERM) == handler
     group.close()
@@ -74,13 +75,13 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
 
     with start(model, launcher) as group:
         executor = ready_executor(group)
-        executor.execute(small_plan(1))
+        execute(executor, small_plan(1))
         group.on_lost(lambda error: (errors.append(error), heard.set()))
         ranks()[0].kill()
 
         assert heard.wait(DEATH_S)
         with pytest.raises(WorkerError, match="step 2 failed: rank"):
-            executor.execute(small_plan(2))
+            execute(executor, small_plan(2))
 
     assert "is gone" in str(errors[0])
     assert psutil.Process().children(recursive=True) == []

@@ -11,6 +11,7 @@ from protos.tls import open_channel
 from runtime.errors import ConfigError
 from tests.cluster_certs import save_nodes, unchecked_client
 from tests.rank_groups import ranks, ready_executor, small_plan, start
+from tests.steps import execute
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -28,7 +29,7 @@ def test_two_ranks_step_over_mutual_tls(launcher: str, model: str, tmp_path: Pat
     nodes = save_nodes(tmp_path)
     with start(model, launcher, cluster_certs=str(nodes.good)) as group:
         executor = ready_executor(group)
-        results = [executor.execute(small_plan(step_id)) for step_id in (1, 2)]
+        results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
         heard = [
             refusal(client.address.target, credentials)
             for client in group._clients
@@ -67,7 +68,7 @@ def test_a_worker_gets_no_secret_but_its_token(model: str, monkeypatch: pytest.M
 
 def test_a_rank_listens_on_its_own_address_alone(model: str) -> None:
     with start(model, "local") as group:
-        ready_executor(group).execute(small_plan(1))
+        execute(ready_executor(group), small_plan(1))
         addresses = [
             connection.laddr.ip.removeprefix("::ffff:")
             for rank in ranks()

@@ -7,10 +7,11 @@ import torch
 
 from tests.plain_attention import plain_attention
 from tests.tiny_models import Row, make_batch
-from workers.attention.base import build_metadata
+from workers.attention.base import build_inputs
 from workers.attention.reference import ReferenceAttention
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.kv_cache import LayerCache, allocate
+from workers.staging import Staging
 
 pytestmark = pytest.mark.cpu
 
@@ -70,7 +71,7 @@ def test_paged_attention_equals_plain_attention(window, chunk, softcap, has_sink
             torch.cat([texts[i][kind][start:end] for i, (start, end) in enumerate(pieces)])
             for kind in range(3)
         ]
-        (metadata,) = build_metadata(batch, block_size=BLOCK_SIZE, device=CPU)
+        (metadata,) = build_inputs(batch, block_size=BLOCK_SIZE, staging=Staging(CPU)).groups
 
         output = ReferenceAttention().attend(*parts, cache, metadata, **settings)
 
@@ -87,7 +88,7 @@ def test_a_sink_takes_its_part_and_gives_nothing():
     """One key with score 0 and value 1: the sink's part of the mass is missing."""
     cache = make_cache(1, heads=1, k_dim=2, v_dim=2)
     batch = make_batch([Row(sequence_id=1, tokens=[0], seq_len=0, block_tables=[[0]])])
-    (metadata,) = build_metadata(batch, block_size=BLOCK_SIZE, device=CPU)
+    (metadata,) = build_inputs(batch, block_size=BLOCK_SIZE, staging=Staging(CPU)).groups
     sinks = torch.tensor([0.0, float("-inf"), math.log(3)], dtype=torch.float64)
 
     output = ReferenceAttention().attend(
@@ -111,7 +112,7 @@ def test_blocks_before_what_is_seen_are_not_read(reach):
     cache = make_cache(4, heads=1, k_dim=2, v_dim=2)
     cache.pool[0] = float("nan")
     batch = make_batch([Row(sequence_id=1, tokens=[0], seq_len=9, block_tables=[[0, 1, 2]])])
-    (metadata,) = build_metadata(batch, block_size=BLOCK_SIZE, device=CPU)
+    (metadata,) = build_inputs(batch, block_size=BLOCK_SIZE, staging=Staging(CPU)).groups
     one = torch.ones(1, 1, 2)
 
     output = ReferenceAttention().attend(one, one, one, cache, metadata, **PLAIN | reach)
@@ -142,7 +143,9 @@ def test_a_table_may_start_at_the_first_block_that_is_seen(window, chunk):
                 first_blocks=[first],
             )
             rows.append(row)
-        (metadata,) = build_metadata(make_batch(rows), block_size=BLOCK_SIZE, device=CPU)
+        (metadata,) = build_inputs(
+            make_batch(rows), block_size=BLOCK_SIZE, staging=Staging(CPU)
+        ).groups
         cache = make_cache(8)
         cache.pool.copy_(cached)
         output = ReferenceAttention().attend(
@@ -173,7 +176,7 @@ def test_metadata_of_the_batch_of_the_architecture_page():
         ]
     )
 
-    first, second = build_metadata(batch, block_size=16, device=CPU)
+    first, second = build_inputs(batch, block_size=16, staging=Staging(CPU)).groups
 
     assert first.slot_blocks.tolist() == [7, 7, 7, 7, 5]
     assert second.slot_blocks.tolist() == [9, 9, 9, 9, 3]
@@ -184,4 +187,4 @@ def test_metadata_of_the_batch_of_the_architecture_page():
     assert first.block_tables.tolist() == [[7, 0, 0], [12, 23, 5]]
     assert second.block_tables.tolist() == [[9, 0], [2, 3]]
     assert [first.first_blocks.tolist(), second.first_blocks.tolist()] == [[0, 0], [0, 1]]
-    assert first.extents == ((0, 4), (42, 1))
+    assert first.extents == [[0, 4], [42, 1]]

@@ -19,12 +19,13 @@ from runtime.scheduling.step_plan import StepResult
 from tests.plain_attention import plain_attention
 from tests.scheduling import make_sequence, make_table
 from tests.transport import model_spec
-from workers.attention.base import build_metadata
+from workers.attention.base import build_inputs
 from workers.attention.reference import ReferenceAttention
 from workers.batch import Batch
 from workers.codec import decode_plan, encode_spec, limits_of
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.kv_cache import allocate, copy_blocks
+from workers.staging import Staging
 
 pytestmark = pytest.mark.cpu
 
@@ -124,7 +125,7 @@ class Attentions:
         while (output := self.scheduler.schedule()) is not None:
             plan = self.table.flatten(output)
             message = encode_step(plan, epoch=1, return_input_hash=False)
-            batch = decode_plan(worker_pb2.StepRequest.FromString(message).plan, self.limits)
+            batch = decode_plan(worker_pb2.StepRequest.FromString(message), self.limits)
             if len(batch.block_copies):
                 copy_blocks(self.caches, batch.block_copies)
                 self.num_copies += len(batch.block_copies)
@@ -142,7 +143,9 @@ class Attentions:
 
     def check(self, batch: Batch, layer: int) -> None:
         spec = self.layers[layer]
-        metadata = build_metadata(batch, block_size=4, device=CPU)[self.group_of[layer]]
+        metadata = build_inputs(batch, block_size=4, staging=Staging(CPU)).groups[
+            self.group_of[layer]
+        ]
         settings = {
             "scale": 0.5,
             "window": spec.window,

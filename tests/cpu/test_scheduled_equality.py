@@ -100,7 +100,7 @@ class Served:
             message = encode_step(plan, epoch=1, return_input_hash=False)
             message += encode_sampler_inputs(plan.sampler_inputs)
             request = worker_pb2.StepRequest.FromString(message)
-            batch = decode_plan(request.plan, self.limits, request.sampler_inputs)
+            batch = decode_plan(request, self.limits)
             self.executor.forward(batch)
             result = encode_result(batch, *self.executor.sample())
             reply = worker_pb2.StepReply(step_id=plan.step_id, result=result)

@@ -44,10 +44,10 @@ def test_blocks_of_chunks_that_are_over_are_given_back(chunk: int, budget: int) 
     sequence = make_sequence(1, PROMPT, max_tokens=30)
     scheduler.add(sequence)
     while scheduler.has_work:
+        place = sequence.num_computed_tokens
         output = scheduler.schedule()
         assert output is not None
         for change in output.changed:
-            place = sequence.num_computed_tokens
             assert change.first_blocks == (place // chunk * chunk // 4,)
         assert num_used(scheduler) <= window_blocks(chunk, budget, 4)
         finish(scheduler, output)

@@ -211,6 +211,10 @@ def test_what_is_no_size(text: str) -> None:
         ({"step_timeout_s": float("inf")}, "step_timeout_s=inf must be in"),
         ({"watermark": 1.0}, "watermark=1.0 must be in"),
         ({"ray_address": "h:1", "launcher": "local"}, "ray_address=h:1 needs launcher=ray"),
+        (
+            {"max_num_seqs": 65537, "max_num_batched_tokens": 65537},
+            "max_num_seqs=65537 must be at most 65536",
+        ),
         ({"step_timeout_s": 0}, r"step_timeout_s=0 must be in \(0, 604800\]"),
         ({"startup_timeout_s": float("nan")}, "startup_timeout_s=nan must be in"),
         (
@@ -229,9 +233,17 @@ def test_what_is_no_size(text: str) -> None:
         ({"max_queued_tokens": 0}, "max_queued_tokens=0 must be at least 1"),
         ({"queue_timeout_s": 0}, r"queue_timeout_s=0 must be in \(0, 604800\]"),
         ({"queue_timeout_s": float("inf")}, "queue_timeout_s=inf must be in"),
+        ({"record": ""}, "record is empty"),
+        ({"record_steps": True}, "record_steps is set without record"),
+        ({"record_redact": True}, "record_redact is set without record"),
+        (
+            {"record": "x", "record_steps": True, "record_redact": True},
+            "record_steps and record_redact are set: steps are made of token ids",
+        ),
+        ({"record_max_bytes": 5}, "record_max_bytes=5 must be at least 16777216"),
     ],
 )
-def test_wrong_configuration_is_refused(values: dict[str, float], message: str) -> None:
+def test_wrong_configuration_is_refused(values: dict[str, float | str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**values)
 

@@ -16,7 +16,7 @@ EXECUTION = Execution(epoch=3, encode_s=0.125, ranks=RANKS)
 OUTPUT = SchedulerOutput(
     step_id=7,
     steady=tuple(make_sequence(sequence_id, [1]) for sequence_id in (1, 2)),
-    scheduled=(ScheduledSequence(make_sequence(3, range(40)), 0, 30),),
+    scheduled=(ScheduledSequence.of(make_sequence(3, range(40)), 30),),
     removed=(),
     added=(),
     changed=(),

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from runtime.scheduling.flatten import FIRST_WIDTH
+from runtime.scheduling.group_tables import FIRST_WIDTH
 from runtime.scheduling.output import BlockCopy, ScheduledSequence, SchedulerOutput, TableChange
 from runtime.scheduling.sequence import Sequence
 from runtime.scheduling.step_plan import StepPlan
@@ -9,6 +11,13 @@ from tests.scheduling import make_scheduler, make_sequence, make_table
 from tests.steps import finish
 
 pytestmark = pytest.mark.unit
+
+
+def part(scheduled: tuple[Sequence, int, int]) -> ScheduledSequence:
+    """A sequence, its computed tokens, and how many it is fed."""
+    sequence, num_computed, count = scheduled
+    sequence.num_computed_tokens = num_computed
+    return ScheduledSequence.of(sequence, count)
 
 
 def make_output(
@@ -23,7 +32,7 @@ def make_output(
     return SchedulerOutput(
         step_id=step_id,
         steady=steady,
-        scheduled=tuple(ScheduledSequence(*each) for each in scheduled),
+        scheduled=tuple(map(part, scheduled)),
         removed=removed,
         added=added,
         changed=changed,
@@ -66,7 +75,7 @@ def test_the_batch_of_the_architecture_page() -> None:
 def test_who_is_steady_comes_first_in_the_plan() -> None:
     table = make_table(max_num_seqs=4, num_groups=1)
     new, old = make_sequence(7, [101, 872]), make_sequence(3, [*range(42), 345])
-    old.num_computed_tokens = 42
+    old.num_computed_tokens = 43  # once this step is through
     changed = (change(7, [7]), change(3, [12, 23, 5]))
     plan = table.flatten(
         make_output(1, (new, 0, 2), steady=(old,), added=(new, old), changed=changed)
@@ -99,9 +108,10 @@ def test_steady_sequences_feed_their_last_tokens_from_step_to_step() -> None:
     table = make_table(max_num_seqs=4, num_groups=1)
     steady = (make_sequence(1, [1, 2, 3]), make_sequence(2, [4, 5]))
     for sequence in steady:
-        sequence.num_computed_tokens = sequence.num_tokens - 1
+        sequence.num_computed_tokens = sequence.num_tokens  # once this step is through
     changed = (change(1, [0]), change(2, [1]))
     first = table.flatten(make_output(1, steady=steady, added=steady, changed=changed))
+    tables = tables_of(first)
     for sequence in steady:
         sequence.token_ids.append(10 + sequence.sequence_id)
         sequence.num_computed_tokens += 1
@@ -111,19 +121,19 @@ def test_steady_sequences_feed_their_last_tokens_from_step_to_step() -> None:
     assert first.seq_lens.tolist() == [2, 1]  # unharmed by the step after it
     assert second.seq_lens.tolist() == [3, 2]
     assert second.sample_index.tolist() == second.sample_sequence.tolist() == [0, 1]
-    assert tables_of(second) == tables_of(first)
+    assert tables_of(second) == tables
 
 
 def test_steady_sequences_are_looked_at_anew_when_somebody_leaves() -> None:
     table = make_table(max_num_seqs=4, num_groups=1)
     one, other = make_sequence(1, [1, 2, 3]), make_sequence(2, [4, 5])
     for sequence in (one, other):
-        sequence.num_computed_tokens = sequence.num_tokens - 1
+        sequence.num_computed_tokens = sequence.num_tokens  # once this step is through
     both = (one, other)
     changed = (change(1, [0]), change(2, [1]))
     table.flatten(make_output(1, steady=both, added=both, changed=changed))
     other.token_ids.append(6)
-    other.num_computed_tokens = 2
+    other.num_computed_tokens = 3
     plan = table.flatten(make_output(2, steady=(other,), removed=(1,)))
     assert plan.sequence_ids.tolist() == [2]
     assert plan.seq_lens.tolist() == plan.positions.tolist() == [2]
@@ -143,17 +153,15 @@ def test_plans_are_those_of_a_table_that_has_seen_only_this_step() -> None:
         output = scheduler.schedule()
         plan = table.flatten(output)
         held = scheduler.cache._held
-        running = tuple(scheduler.running.sequences.values())
-        fresh = make_output(
-            output.step_id,
-            *output.scheduled,
-            steady=output.steady,
+        running = (*scheduler.running.sequences.values(), *scheduler.running.ending.values())
+        fresh = replace(
+            output,
+            removed=(),
             added=running,
             changed=tuple(
                 TableChange(each, tuple(held[each].firsts), tuple(map(list, held[each].tables)))
                 for each in (sequence.sequence_id for sequence in running)
             ),
-            copies=output.copies,
         )
         assert plan == make_table(max_num_seqs=4, num_groups=2).flatten(fresh)
         finish(scheduler, output)

@@ -84,14 +84,15 @@ def test_a_step_that_is_lost_makes_nothing_shareable() -> None:
     assert num_cached(scheduler, PROMPT) == 0
 
 
-def test_an_abort_in_flight_shares_what_was_acknowledged_alone() -> None:
+def test_an_abort_in_flight_shares_what_is_acknowledged_alone() -> None:
     scheduler = make_scheduler(block_size=4, max_num_batched_tokens=8)
     scheduler.add(make_sequence(1, PROMPT))
     step(scheduler)
     output = scheduler.schedule()
     scheduler.abort(1)
-    finish(scheduler, output)
     assert num_cached(scheduler, PROMPT) == 8
+    finish(scheduler, output)
+    assert num_cached(scheduler, PROMPT) == 12
 
 
 def test_a_prompt_that_is_scored_is_computed_whole_and_still_written() -> None:

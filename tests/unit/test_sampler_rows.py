@@ -25,6 +25,13 @@ penalties = st.sampled_from([0.0, 0.0, 0.5, -2.0])
 biases = st.sampled_from([-100.0, -0.25, 0.0, 3.5, 100.0])
 
 
+def gather(rows: SamplerRows, sampled: list[Sequence]) -> SamplerInputs:
+    """What these need in a step that samples a token of each."""
+    for each in sampled:
+        each.num_pending_tokens = 1
+    return rows.find(sampled).gather()
+
+
 @dataclass
 class Effect:
     """What becomes of one row's logits."""
@@ -147,7 +154,7 @@ def test_rows_have_the_effects_that_their_parameters_define(
     batch: tuple[list[Sequence], list[Sequence]],
 ) -> None:
     every, sampled = batch
-    inputs = rows_of(every).gather(sampled)
+    inputs = gather(rows_of(every), sampled)
     assert found(inputs, sampled) == [wanted(each) for each in sampled]
 
 
@@ -156,7 +163,7 @@ def test_rows_rise_and_nothing_is_sent_in_vain(
     batch: tuple[list[Sequence], list[Sequence]],
 ) -> None:
     every, sampled = batch
-    inputs = rows_of(every).gather(sampled)
+    inputs = gather(rows_of(every), sampled)
     for kind in (inputs.biases, inputs.masks, inputs.bad_words, inputs.history):
         assert kind.rows.tolist() == sorted(kind.rows.tolist())
     assert len({*inputs.history.rows.tolist()}) == len(inputs.history.rows)
@@ -182,7 +189,7 @@ def test_a_long_prompt_is_sent_as_a_set() -> None:
     prompt = [7, 8] * 500
     sequence = make_sequence(1, prompt, params={"repetition_penalty": 1.5})
     sequence.token_ids.extend([9, 9])
-    history = rows_of([sequence]).gather([sequence]).history
+    history = gather(rows_of([sequence]), [sequence]).history
     assert history.token_ids.tolist() == [7, 8, 9, 9]
     assert history.num_prompt_tokens.tolist() == [2]
 
@@ -198,7 +205,7 @@ def test_choices_share_what_is_made_of_their_parameters() -> None:
     rows.add(first)  # preempted meanwhile
     assert made is not None
     assert first.sampler_needs is made
-    masks = rows.gather([fork, first]).masks
+    masks = gather(rows, [fork, first]).masks
     assert allowed_by(masks, VOCAB_SIZE) == {0: {4, 5}, 1: {4, 5}}
 
 
@@ -213,7 +220,7 @@ def test_who_left_needs_nothing(
         rows.remove(sequence_id)
     rows.remove(99)  # never joined
     staying = [each for each in sampled if each.sequence_id not in left]
-    effects = found(rows.gather(sampled), sampled)
+    effects = found(gather(rows, sampled), sampled)
     assert [
         effect
         for effect, each in zip(effects, sampled, strict=True)
@@ -226,7 +233,7 @@ def test_who_left_needs_nothing(
 
 def test_rows_without_needs_cost_nothing() -> None:
     rows = rows_of([make_sequence(1, [5, 6], min_tokens=3), make_sequence(2, [7])])
-    assert rows.gather([]) is no_inputs()
+    assert gather(rows, []) is no_inputs()
 
 
 def test_stop_tokens_are_forbidden_until_there_are_enough() -> None:
@@ -235,6 +242,6 @@ def test_stop_tokens_are_forbidden_until_there_are_enough() -> None:
     rows = rows_of([sequence])
     seen = []
     for token in (7, 8, 9):
-        seen.append(found(rows.gather([sequence]), [sequence])[0].biases)
+        seen.append(found(gather(rows, [sequence]), [sequence])[0].biases)
         sequence.token_ids.append(token)
     assert seen == [{4: NEVER, 5: 1.0}, {4: NEVER, 5: 1.0}, {4: 2.0, 5: 1.0}]

@@ -22,6 +22,7 @@ from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPolicy
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.sequence import Status
+from tests.delayed import DelayedOracle
 from tests.scheduling import (
     Chunk,
     OracleExecutor,
@@ -33,7 +34,7 @@ from tests.scheduling import (
 )
 
 if TYPE_CHECKING:
-    from runtime.scheduling.output import SchedulerOutput
+    from runtime.scheduling.flatten import BatchTable
     from runtime.scheduling.sequence import Sequence
 
 pytestmark = pytest.mark.unit
@@ -55,9 +56,13 @@ PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=20)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """add / fork / schedule / update / abort / crash in any order, on pools that are too small."""
+    """add / fork / schedule / work / update / abort / crash in any order, on pools too small.
+
+    Up to `depth` steps are in flight, and the workers are as late as they like.
+    """
 
     @initialize(
+        depth=st.integers(1, 3),
         num_blocks=st.integers(3, 12),
         windows=st.sampled_from(WINDOWS + CHUNKS),
         block_size=st.integers(1, 5),
@@ -80,6 +85,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def start(
         self,
+        depth: int,
         num_blocks: int,
         windows: tuple[int, ...],
         block_size: int,
@@ -94,6 +100,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         queue: QueueLimits,
         scored_tokens: int,
     ) -> None:
+        self.depth = depth
         self.windows = windows
         budget = max_num_seqs + extra_budget
         self.scheduler = make_scheduler(
@@ -112,13 +119,19 @@ class SchedulerMachine(RuleBasedStateMachine):
             queue=queue,
             max_num_scored_tokens=scored_tokens,
         )
-        self.executor = OracleExecutor(self.scheduler.cache.layout)
-        self.table = make_table(max_num_seqs=max_num_seqs, num_groups=len(windows))
-        self.in_flight: SchedulerOutput | None = None
+        self.oracle = OracleExecutor(self.scheduler.cache.layout)
+        self.workers = self.make_workers(self.oracle)
+        self.table = self.make_table(max_num_seqs=max_num_seqs, num_groups=len(windows))
         self.now = 0.0
         self.sequences: dict[int, Sequence] = {}
         self.ended: set[int] = set()  # aborted, refused, dropped or failed
         self.scores: defaultdict[int, list[TokenLogprobs]] = defaultdict(list)
+
+    def make_workers(self, oracle: OracleExecutor) -> DelayedOracle:
+        return DelayedOracle(oracle)
+
+    def make_table(self, **sizes: int) -> "BatchTable":
+        return make_table(**sizes)
 
     @rule(
         prompt=PROMPTS,
@@ -190,23 +203,25 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert cut is None, "a resumed one was accepted before"
             self.ended |= family
 
-    @precondition(lambda self: self.in_flight is None)
+    @precondition(lambda self: len(self.workers) < self.depth)
     @rule(seconds=st.sampled_from([0.0, 1.0, 1.0, 5.0]))
     def schedule(self, seconds: float) -> None:
         self.now += seconds
         had_work = self.scheduler.has_work
-        self.in_flight = self.scheduler.schedule(self.now)
+        output = self.scheduler.schedule(self.now)
         dropped = self.drop()
-        assert self.in_flight is not None or dropped or not had_work, "work waits, nothing runs"
-        if self.in_flight is None:
+        if output is None:
+            assert dropped or not had_work or len(self.workers), "work waits, nothing runs"
             return
         budget = self.scheduler.limits.max_num_batched_tokens
-        assert 0 < self.in_flight.num_scheduled_tokens <= budget
-        for each in self.in_flight.scheduled:
+        assert 0 < output.num_scheduled_tokens <= budget
+        for each in output.scheduled:
             assert 0 < each.num_scheduled_tokens <= self.scheduler.limits.max_chunk_tokens
-        running = self.scheduler.running
-        assert self.in_flight.steady is running.steady.members, "somebody steady was left out"
-        self.plan = self.table.flatten(self.in_flight)
+        sampled = {each.sequence_id for each in output.steady}
+        sampled |= {each.sequence.sequence_id for each in output.scheduled if each.samples}
+        steady = {each.sequence_id for each in self.scheduler.running.steady.members}
+        assert steady <= sampled, "somebody steady was left out"
+        self.workers.submit(self.table.flatten(output))
 
     def drop(self) -> int:
         dropped = self.scheduler.take_dropped()
@@ -220,26 +235,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             }
         return len(dropped)
 
-    @precondition(lambda self: self.in_flight is not None)
+    @precondition(lambda self: len(self.workers))
+    @rule(num_steps=st.integers(1, 3))
+    def work(self, num_steps: int) -> None:
+        self.workers.work(num_steps)
+
+    @precondition(lambda self: len(self.workers))
     @rule(seconds=st.sampled_from([0.0, 1.0]))
     def update(self, seconds: float) -> None:
         self.now += seconds
-        outcome = self.scheduler.update(self.executor.execute(self.plan), self.now)
+        outcome = self.scheduler.update(self.workers.result(), self.now)
         assert not self.ended & {each.sequence_id for each in outcome.sequences}
         assert all(each.finish_reason is not None for each in outcome.finished)
         failed = {sequence.sequence_id for sequence, _ in outcome.failed}
-        assert failed <= self.executor.faulty - self.ended
+        assert failed <= self.oracle.faulty - self.ended
         self.ended |= failed
         for sequence_id, scores in outcome.scores.items():
             self.scores[sequence_id] += scores
-        self.in_flight = None
 
-    @precondition(lambda self: self.in_flight is None)
     @rule(count=st.integers(2, 8))
     def run(self, count: int) -> None:
         for _ in range(count):
-            self.schedule(0.0)
-            if self.in_flight is not None:
+            while len(self.workers) < self.depth:
+                before = len(self.workers)
+                self.schedule(0.0)
+                if len(self.workers) == before:
+                    break
+            if len(self.workers):
                 self.update(0.0)
             self.scheduler.check_invariants()
 
@@ -255,13 +277,12 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def spoil(self, data: st.DataObject) -> None:
         """Its next token can't be sampled."""
-        self.executor.faulty.add(data.draw(st.sampled_from(sorted(self.sequences))))
+        self.oracle.faulty.add(data.draw(st.sampled_from(sorted(self.sequences))))
 
     @rule()
     def crash(self) -> None:
         self.scheduler.restart()
-        self.executor.restart()
-        self.in_flight = None
+        self.workers.restart()
 
     @invariant()
     def holds(self) -> None:
@@ -271,15 +292,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        if self.in_flight is not None:
-            self.update(0.0)
         for _ in range(10_000):
-            self.schedule(0.0)
-            if self.in_flight is not None:
-                self.update(0.0)
-            self.scheduler.check_invariants()
             if not self.scheduler.has_work:
                 break
+            self.run(1)
         assert not self.scheduler.has_work, "no progress"
         for sequence in self.sequences.values():
             self.check_tokens(sequence)

@@ -38,7 +38,7 @@ def decoded(
     *tables: BlockTables, windows: tuple[int, ...], chunks: tuple[int, ...] | None = None
 ) -> Batch:
     limits = replace(LIMITS, windows=windows, chunks=chunks or (0,) * len(windows))
-    return decode_plan(sent(block_tables=tables), limits)
+    return decode_plan(worker_pb2.StepRequest(plan=sent(block_tables=tables)), limits)
 
 
 def test_each_cache_group_has_its_table() -> None:
@@ -100,7 +100,7 @@ def test_a_driver_that_sends_no_first_blocks_is_refused() -> None:
     plan.block_tables[0].first_blocks = b""
 
     with pytest.raises(StepError, match=r"block_tables\[0\].first_blocks has 0 values"):
-        decode_plan(plan, LIMITS)
+        decode_plan(worker_pb2.StepRequest(plan=plan), LIMITS)
 
 
 def test_a_group_sees_as_far_as_its_layers() -> None:
@@ -122,14 +122,14 @@ def test_a_group_sees_as_far_as_its_layers() -> None:
 def test_copies_arrive_in_order() -> None:
     plan = sent(block_copies=np.array([[7, 3], [3, 31], [0, 7]], np.int32))
 
-    batch = decode_plan(plan, LIMITS)
+    batch = decode_plan(worker_pb2.StepRequest(plan=plan), LIMITS)
 
     assert batch.block_copies.tolist() == [[7, 3], [3, 31], [0, 7]]
     assert [op.kind for op in plan.block_ops] == [COPY] * 3
 
 
 def test_a_step_without_copies_has_none() -> None:
-    assert decode_plan(sent(), LIMITS).block_copies.shape == (0, 2)
+    assert decode_plan(worker_pb2.StepRequest(plan=sent()), LIMITS).block_copies.shape == (0, 2)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_copy_outside_the_pool_is_refused(source: int, target: int, message: s
     plan.block_ops.add(kind=COPY, source_block=source, target_block=target)
 
     with pytest.raises(StepError, match=message):
-        decode_plan(plan, LIMITS)
+        decode_plan(worker_pb2.StepRequest(plan=plan), LIMITS)
 
 
 @pytest.mark.parametrize("kind", [0, 2])
@@ -154,4 +154,4 @@ def test_another_operation_than_a_copy_is_not_built(kind: int) -> None:
     plan.block_ops.add(kind=kind, source_block=1, target_block=2)
 
     with pytest.raises(NotBuiltError, match=rf"^block_ops\[1\].kind is {kind}: only KIND_COPY"):
-        decode_plan(plan, LIMITS)
+        decode_plan(worker_pb2.StepRequest(plan=plan), LIMITS)

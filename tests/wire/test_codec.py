@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 from protos import worker_pb2
 from runtime.executor.codec import decode_result, encode_step
 from runtime.request import TokenLogprobs
-from runtime.scheduling.step_plan import Fault, StepPlan, StepResult
+from runtime.scheduling.step_plan import Fault, StepPlan, StepResult, TokenReferences
 from tests.transport import (
     LIMITS,
     example_plan,
@@ -43,7 +44,7 @@ def on_the_wire(plan: StepPlan) -> worker_pb2.StepRequest:
 def test_the_batch_of_the_architecture_page_arrives_as_it_was_sent() -> None:
     request = on_the_wire(example_plan(step_id=9))
 
-    batch = decode_plan(request.plan, LIMITS)
+    batch = decode_plan(request, LIMITS)
 
     assert (request.epoch, request.step_id, request.return_input_hash) == (3, 9, True)
     assert batch.input_ids.tolist() == [101, 872, 2304, 1198, 345]
@@ -73,7 +74,7 @@ def test_the_batch_of_the_architecture_page_arrives_as_it_was_sent() -> None:
 def test_a_step_that_samples_nothing_arrives() -> None:
     request = on_the_wire(example_plan(sample_index=ints(), sample_sequence=ints()))
 
-    batch = decode_plan(request.plan, LIMITS)
+    batch = decode_plan(request, LIMITS)
 
     assert len(batch.sample_index) == len(batch.sample_sequence) == 0
 
@@ -171,31 +172,58 @@ def test_a_malformed_step_is_refused_and_its_array_named(
     change(plan)
 
     with pytest.raises(StepError, match=message):
-        decode_plan(plan, LIMITS)
+        decode_plan(worker_pb2.StepRequest(plan=plan), LIMITS)
 
 
-def with_references(plan: Wire) -> None:
-    plan.token_references.SetInParent()
+def test_a_second_sample_of_a_sequence_is_not_built() -> None:
+    request = on_the_wire(example_plan())
+    bad("sample_sequence", 0, 0)(request.plan)
+
+    with pytest.raises(NotBuiltError, match="sample_sequence"):
+        decode_plan(request, LIMITS)
+
+
+def referring(**changes: Any) -> worker_pb2.StepRequest:
+    """Row 2 of T is sample 1 of step 6, and row 4 is sample 0 of it."""
+    fields = {
+        "rows": ints(2, 4),
+        "step_ids": np.array([6, 6], np.uint64),
+        "sample_rows": ints(1, 0),
+    }
+    return on_the_wire(example_plan(token_references=TokenReferences(**(fields | changes))))
+
+
+def test_references_arrive() -> None:
+    references = decode_plan(referring(), LIMITS, {5: 9, 6: 2}).references
+
+    assert references.rows.tolist() == [2, 4]
+    assert references.step_ids.tolist() == [6, 6]
+    assert references.sample_rows.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("changes", "message"),
     [
-        (with_references, "token_references"),
-        (bad("sample_sequence", 0, 0), "sample_sequence"),
+        ({"rows": ints(2, 5)}, r"rows has 5: must be in \[0, 5\)"),
+        ({"rows": ints(4, 2)}, r"rows \[4, 2\] must rise"),
+        ({"rows": ints(2)}, "step_ids has 2 values, rows has 1"),
+        (
+            {"step_ids": np.array([6, 4], np.uint64)},
+            r"step_ids has 4: samples are kept of \[5, 6\]",
+        ),
+        ({"sample_rows": ints(1, 2)}, r"sample_rows has 2: must be in \[0, 2\)"),
+        ({"sample_rows": ints(-1, 0)}, r"sample_rows has -1: must be in \[0, 2\)"),
+        ({"sample_rows": ints(1)}, "sample_rows has 1 values, rows has 2"),
     ],
 )
-def test_what_is_not_built_is_refused_by_name(change: Callable[[Wire], None], name: str) -> None:
-    plan = on_the_wire(example_plan()).plan
-    change(plan)
-
-    with pytest.raises(NotBuiltError, match=name):
-        decode_plan(plan, LIMITS)
+def test_references_to_nothing_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StepError, match=f"token_references.{message}"):
+        decode_plan(referring(**changes), LIMITS, {5: 9, 6: 2})
 
 
 def test_tokens_come_back_in_order() -> None:
     batch = replace(
-        decode_plan(on_the_wire(example_plan()).plan, LIMITS),
+        decode_plan(on_the_wire(example_plan()), LIMITS),
         sequence_ids=(2**64 - 1, 12, 13),
         sample_sequence=torch.tensor([0, 2, 1]),
     )
@@ -243,11 +271,13 @@ def test_a_malformed_result_is_refused(array: str, values: list[int], message: s
 
 def test_the_input_hash_is_that_of_the_protocol() -> None:
     plan = example_plan()
-    batch = decode_plan(on_the_wire(plan).plan, LIMITS)
+    batch = decode_plan(on_the_wire(plan), LIMITS)
 
     data = plan.input_ids.tobytes() + plan.positions.tobytes() + plan.query_lens.tobytes()
 
-    assert input_hash(batch) == int.from_bytes(hashlib.sha256(data).digest()[:8], "little")
+    assert input_hash(batch, batch.input_ids) == int.from_bytes(
+        hashlib.sha256(data).digest()[:8], "little"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from runtime.engine import Connection, Engine
 from runtime.errors import InvalidRequestError, LockstepError, UnavailableError, WorkerError
 from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
 from runtime.scheduling.step_plan import StepPlan, StepResult
-from runtime.scheduling.token_masks import no_masks
 from runtime.structured import NoCompiler
 from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
+from tests.served import DEPTH
 
 pytestmark = pytest.mark.wire
 
@@ -53,12 +53,12 @@ class GatedExecutor(OracleExecutor):
         self.entered: SimpleQueue[None] = SimpleQueue()
         self.gate: SimpleQueue[Exception | None] = SimpleQueue()
 
-    def execute(self, plan: StepPlan, make_masks=no_masks) -> StepResult:
+    def execute(self, plan: StepPlan, masks=None) -> StepResult:
         self.entered.put(None)
         error = self.gate.get(timeout=30)
         if error is not None:
             raise error
-        return super().execute(plan, make_masks)
+        return super().execute(plan, masks)
 
     def step(self, error: Exception | None = None) -> None:
         self.entered.get(timeout=30)
@@ -66,7 +66,7 @@ class GatedExecutor(OracleExecutor):
 
 
 def make_engine(
-    executor_class=OracleExecutor, **scheduler_options
+    executor_class=OracleExecutor, depth=DEPTH, **scheduler_options
 ) -> tuple[Engine, OracleExecutor]:
     scheduler = make_scheduler(**scheduler_options)
     executor = executor_class(scheduler.cache.layout)
@@ -84,6 +84,7 @@ def make_engine(
         scheduler=scheduler,
         compiler=NoCompiler("a test has no tokenizer"),
         executor=executor,
+        depth=depth,
     ), executor
 
 
@@ -95,9 +96,9 @@ def engine():
     engine.stop()
 
 
-@pytest.fixture
-def gated():
-    engine, executor = make_engine(GatedExecutor)
+@pytest.fixture(params=[1, 2, 3])
+def gated(request):
+    engine, executor = make_engine(GatedExecutor, depth=request.param)
     engine.start()
     yield engine, executor
     engine.fail(UnavailableError("the test is over"))
@@ -161,7 +162,8 @@ def test_an_abort_during_a_step_delivers_nothing_and_frees_the_blocks(gated) -> 
     client.connection.abort(77)
     executor.gate.put(None)
     client.add(1, [3], max_tokens=1)  # the same id, a new life
-    executor.step()
+    for _ in range(engine._pipeline.depth):  # the first life has a row in the steps in between
+        executor.step()
     assert client.wait() == {1: FinishReason.LENGTH}
     # The first life's step may have been published before its abort was read, nothing after it.
     assert client.tokens[1][-1:] == oracle_continuation([3], max_tokens=1, seed=1)
@@ -169,7 +171,7 @@ def test_an_abort_during_a_step_delivers_nothing_and_frees_the_blocks(gated) -> 
     assert engine.stats().num_free_blocks == engine.stats().num_blocks
 
 
-def test_closing_a_connection_frees_its_blocks_within_two_steps(gated) -> None:
+def test_closing_a_connection_frees_its_blocks_once_no_step_has_them(gated) -> None:
     engine, executor = gated
     leaving, staying = Client(engine), Client(engine)
     leaving.add(1, [1, 2, 3], max_tokens=100)
@@ -179,9 +181,10 @@ def test_closing_a_connection_frees_its_blocks_within_two_steps(gated) -> None:
     steps = engine.stats().num_steps
     leaving.connection.close()
     executor.gate.put(None)
-    executor.step()
+    for _ in range(engine._pipeline.depth):
+        executor.step()
     executor.entered.get(timeout=30)
-    assert engine.stats().num_steps <= steps + 2
+    assert engine.stats().num_steps <= steps + engine._pipeline.depth + 1
     assert engine.stats().num_running == 1
     executor.gate.put(None)
 

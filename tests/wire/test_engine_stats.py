@@ -11,7 +11,7 @@ import pytest
 from protos import common_pb2, engine_pb2, worker_pb2
 from runtime import engine_codec
 from runtime.arrays import INT32, pack
-from runtime.executor.codec import encode_masks, encode_step
+from runtime.executor.codec import encode_sample, encode_step
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
 from runtime.request import (
     RankSummary,
@@ -20,10 +20,12 @@ from runtime.request import (
     Start,
     StepSummary,
 )
+from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.token_masks import no_masks
 from runtime.stats_codec import decode_stats, encode_stats
 from tests.engine_stats import make_stats
 from tests.served import Served
+from tests.steps import execute
 from tests.transport import (
     EPOCH,
     TIMEOUT_S,
@@ -135,9 +137,10 @@ def test_the_executor_tells_what_each_rank_took() -> None:
             epoch=EPOCH,
             step_timeout_s=TIMEOUT_S,
             check_ranks=False,
+            share_samples=False,
             on_broken=lambda rank, cause: None,
         )
-        execution = executor.execute(example_plan()).execution
+        execution = execute(executor, example_plan()).execution
         executor.close()
     assert execution.epoch == EPOCH
     assert execution.encode_s > 0
@@ -150,7 +153,7 @@ def test_every_rank_times_every_step(rank: int, defers: bool) -> None:
     plan = replace(example_plan(), step_id=1, defer_sampling=defers)
     messages = [encode_step(plan, epoch=EPOCH, return_input_hash=False)]
     if defers and rank == 0:
-        messages.append(encode_masks(no_masks(), epoch=EPOCH, step_id=1))
+        messages.append(encode_sample(no_inputs(), no_masks(), epoch=EPOCH, step_id=1))
     with ready_worker(FakeModel(), rank=rank, tp_size=2) as client:
         (reply,) = client.execute(*map(worker_pb2.StepRequest.FromString, messages))
     assert reply.timings.forward_us == FakeModel().timings.forward_us

@@ -1,6 +1,6 @@
 """Rows that can't be sampled end their request alone, in every batch and at every moment."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -12,7 +12,7 @@ from runtime.request import FinishReason
 from runtime.sampling_params import fork_seed
 from runtime.scheduling.cache_layout import CacheLayout
 from runtime.scheduling.step_plan import Fault, StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from tests.frontend import Client, status_of
 from tests.scheduling import oracle_continuation, oracle_scores
 from tests.served import ScoringOracle, Served, make_engine, serving
@@ -36,10 +36,8 @@ class FaultyOracle(ScoringOracle):
         self.faults: dict[int, tuple[Fault, int]] = {}  # by sequence id, with the length
         self.most_faults = 0  # in one step
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
-        result = super().execute(plan, make_masks)
+    def execute(self, plan: StepPlan, masks: TokenMasks | None = None) -> StepResult:
+        result = super().execute(plan, masks)
         for row, (sequence_id, index) in enumerate(
             zip(result.sequence_ids, plan.sample_index, strict=True)
         ):

@@ -15,6 +15,7 @@ from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_step
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
+from tests.steps import execute
 from tests.transport import (
     EPOCH,
     TIMEOUT_S,
@@ -78,6 +79,7 @@ def executing(
         epoch=EPOCH,
         step_timeout_s=step_timeout_s,
         check_ranks=check_ranks,
+        share_samples=False,
         on_broken=on_broken,
     )
     try:
@@ -118,7 +120,7 @@ def test_two_ranks_run_steps_and_rank_0_answers() -> None:
         channels = [client.channel for client in clients]
         executor = stack.enter_context(executing(channels, check_ranks=True))
 
-        results = [executor.execute(example_plan(step_id)) for step_id in (1, 2, 3)]
+        results = [execute(executor, example_plan(step_id)) for step_id in (1, 2, 3)]
 
     assert [result.step_id for result in results] == [1, 2, 3]
     assert results[0].sequence_ids == [2**64 - 1, 12]
@@ -129,7 +131,7 @@ def test_two_ranks_run_steps_and_rank_0_answers() -> None:
 def test_every_rank_gets_the_same_bytes() -> None:
     ranks = ScriptedRank(answer), ScriptedRank(answer)
     with scripted(*ranks) as channels, executing(channels) as executor:
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
     expected = encode_step(example_plan(1), epoch=EPOCH, return_input_hash=False)
     assert [rank.received for rank in ranks] == [[expected], [expected]]
@@ -145,7 +147,7 @@ def test_ranks_that_ran_different_inputs_are_found() -> None:
         executing(channels, check_ranks=True) as executor,
         pytest.raises(WorkerError, match=r"ranks 0 and 1 disagree in step 1: .*0001 and .*0002"),
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
 
 def test_a_missing_hash_is_no_agreement() -> None:
@@ -155,7 +157,7 @@ def test_a_missing_hash_is_no_agreement() -> None:
         executing(channels, check_ranks=True) as executor,
         pytest.raises(WorkerError, match="rank 1 returned no input hash for step 1"),
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_a_reply_out_of_step_is_refused(changes: dict[str, int], message: str) -
         executing(channels) as executor,
         pytest.raises(WorkerError, match=message),
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
 
 def test_rank_0_must_have_a_result() -> None:
@@ -182,7 +184,7 @@ def test_rank_0_must_have_a_result() -> None:
         executing(channels) as executor,
         pytest.raises(WorkerError, match="rank 0 replied to step 1 without a result"),
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
 
 def test_rank_0_must_have_one_token_for_each_row() -> None:
@@ -194,7 +196,7 @@ def test_rank_0_must_have_one_token_for_each_row() -> None:
         executing(channels) as executor,
         pytest.raises(WorkerError, match="step 1 with a malformed result: num_tokens has 2: must"),
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
 
 
 def test_a_broken_stream_is_reported_while_another_rank_hangs() -> None:
@@ -203,7 +205,7 @@ def test_a_broken_stream_is_reported_while_another_rank_hangs() -> None:
     with scripted(*ranks) as channels, executing(channels) as executor:
         before = time.monotonic()
         with pytest.raises(WorkerError, match=r"step 1 failed: rank 1: UNKNOWN: .*by zero"):
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         took = time.monotonic() - before
         ended.set()
 
@@ -215,7 +217,7 @@ def test_a_late_rank_is_named() -> None:
     ranks = ScriptedRank(answer), ScriptedRank(never(ended))
     with scripted(*ranks) as channels, executing(channels, step_timeout_s=0.5) as executor:
         with pytest.raises(WorkerError, match="rank 1 did not reply to step 1 within step_timeout"):
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         ended.set()
 
 
@@ -223,9 +225,9 @@ def test_no_step_follows_a_failed_one() -> None:
     rank = ScriptedRank(failing)
     with scripted(rank) as channels, executing(channels) as executor:
         with pytest.raises(WorkerError):
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         with pytest.raises(WorkerError, match="step 1 failed: rank 0"):
-            executor.execute(example_plan(2))
+            execute(executor, example_plan(2))
 
     assert len(rank.received) == 1
 
@@ -234,7 +236,7 @@ def test_a_refused_step_carries_the_ranks_words() -> None:
     with ready_worker(FakeModel()) as client, executing([client.channel]) as executor:
         plan = example_plan(1, positions=example_plan().positions[:3])
         with pytest.raises(WorkerError, match="INVALID_ARGUMENT: positions has 3 values"):
-            executor.execute(plan)
+            execute(executor, plan)
 
 
 def test_a_death_known_while_idle_fails_the_next_step() -> None:
@@ -242,7 +244,7 @@ def test_a_death_known_while_idle_fails_the_next_step() -> None:
     with scripted(ScriptedRank(never(ended))) as channels, executing(channels) as executor:
         executor.fail(0, "exit code 1")
         with pytest.raises(WorkerError, match="step 1 failed: rank 0: exit code 1"):
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         ended.set()
 
 
@@ -259,7 +261,7 @@ def test_a_stream_that_breaks_while_idle_is_reported() -> None:
         scripted(LeavingRank(answer)) as channels,
         executing(channels, on_broken=lambda *what: heard.put(what)) as executor,
     ):
-        executor.execute(example_plan(1))
+        execute(executor, example_plan(1))
         assert heard.empty()
         left.set()
         assert heard.get(timeout=TIMEOUT_S) == (0, "it ended its stream")
@@ -269,9 +271,9 @@ def test_what_the_executor_ends_itself_is_no_loss() -> None:
     heard: list[tuple[int, str]] = []
     with scripted(ScriptedRank(answer)) as channels:
         with executing(channels, on_broken=lambda *what: heard.append(what)) as executor:
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         with pytest.raises(WorkerError):
-            executor.execute(example_plan(2))
+            execute(executor, example_plan(2))
     assert heard == []
 
 
@@ -282,7 +284,7 @@ def test_close_ends_a_running_step_and_may_be_called_twice() -> None:
 
     def run(executor: GrpcExecutor) -> None:
         with pytest.raises(WorkerError) as failure:
-            executor.execute(example_plan(1))
+            execute(executor, example_plan(1))
         failures.append(failure.value)
 
     with ready_worker(model) as client, executing([client.channel]) as executor:

@@ -87,8 +87,8 @@ def test_a_fault_is_its_prompts_alone_and_the_engine_goes_on(
     execute = executor.execute
     spoilt_ids = {1, 5}  # the first request's first choice, and the third request
 
-    def faulty(plan: Any, make_masks: Any) -> Any:
-        result = execute(plan, make_masks)
+    def faulty(plan: Any, masks: Any = None) -> Any:
+        result = execute(plan, masks)
         for sequence_id in spoilt_ids.intersection(result.sequence_ids):
             result.faults[result.sequence_ids.index(sequence_id)] = fault
         return result

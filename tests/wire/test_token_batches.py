@@ -39,7 +39,7 @@ class Clients:
     """Two clients of an engine that is stepped by hand, and what each got in which form."""
 
     def __init__(self, **options: object) -> None:
-        self.engine, _ = make_engine(**options)
+        self.engine, _ = make_engine(depth=1, **options)
         self.steps: list[list[Outputs]] = [[], []]
         self._connections = [self.engine.connect(steps.append) for steps in self.steps]
 

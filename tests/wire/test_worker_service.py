@@ -11,7 +11,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import worker_pb2
-from runtime.executor.codec import decode_result, encode_masks, encode_step
+from runtime.executor.codec import decode_result, encode_sample, encode_step
+from runtime.scheduling.sampler_inputs import no_inputs
 from runtime.scheduling.token_masks import MaskKind, TokenMasks
 from tests.transport import (
     EPOCH,
@@ -221,7 +222,7 @@ def test_calls_out_of_order_are_refused() -> None:
         (
             [worker_pb2.StepRequest(epoch=EPOCH, step_id=1)],
             grpc.StatusCode.INVALID_ARGUMENT,
-            "step 1: neither plan nor sample came, must be its plan",
+            "step 1: neither plan, delta nor sample came, must be one of them",
         ),
         (
             [step(1, positions=example_plan().positions[:3])],
@@ -245,12 +246,44 @@ def test_a_wrong_step_ends_the_stream_and_all_later_ones(
 
 def test_what_is_not_built_is_unimplemented() -> None:
     request = step(1)
-    request.plan.token_references.SetInParent()
+    request.plan.block_ops.add(kind=worker_pb2.BlockOp.KIND_UNSPECIFIED)
     with ready_worker(FakeModel()) as client:
         code, message = refusal(lambda: client.execute(request))
 
     assert code is grpc.StatusCode.UNIMPLEMENTED
-    assert "token_references" in message
+    assert "block_ops" in message
+
+
+def test_plans_may_come_before_the_samples_of_steps_before_them() -> None:
+    model = FakeModel()
+    with ready_worker(model) as client:
+        replies = client.execute(
+            step(1, defer_sampling=True),
+            step(2, defer_sampling=True),
+            step(3),
+            masks_for(1),
+            masks_for(2, row=0),
+        )
+
+    assert [reply.step_id for reply in replies] == [1, 2, 3]
+    assert [each.rows.tolist() for each in model.masks] == [[1], [0], []]
+
+
+def test_a_stream_that_ends_before_a_deferred_step_is_whole_ends() -> None:
+    with ready_worker(FakeModel()) as client:
+        replies = client.execute(step(1), step(2, defer_sampling=True))
+
+    assert [reply.step_id for reply in replies] == [1]
+
+
+def test_inputs_that_come_too_early_are_refused() -> None:
+    request = step(1, defer_sampling=True)
+    request.sampler_inputs.SetInParent()
+    with ready_worker(FakeModel()) as client:
+        code, message = refusal(lambda: client.execute(request))
+
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "sampler_inputs came with a plan that defers sampling" in message
 
 
 def masks_for(step_id: int, *, row: int = 1, token_ids: Sequence[int] = (7, 9)) -> Any:
@@ -260,7 +293,7 @@ def masks_for(step_id: int, *, row: int = 1, token_ids: Sequence[int] = (7, 9)) 
         num_words=ints(len(token_ids)),
         words=np.array(token_ids, np.uint32),
     )
-    data = encode_masks(masks, epoch=EPOCH, step_id=step_id)
+    data = encode_sample(no_inputs(), masks, epoch=EPOCH, step_id=step_id)
     return worker_pb2.StepRequest.FromString(data)
 
 
@@ -293,10 +326,14 @@ def test_a_rank_that_samples_nothing_replies_to_a_deferred_step_at_once() -> Non
 @pytest.mark.parametrize(
     ("requests", "message"),
     [
-        ([masks_for(1)], "step 1: sample came, must be its plan"),
+        ([masks_for(1)], "step 1: sample came, which no step with that id waits for"),
         (
-            [step(1, defer_sampling=True), step(1)],
-            "step 1: plan came, must be its SampleStep, since its plan defers sampling",
+            [step(1, defer_sampling=True), masks_for(2)],
+            "step 2: sample came, which no step with that id waits for",
+        ),
+        (
+            [step(1, defer_sampling=True), step(2, defer_sampling=True), masks_for(2)],
+            "step 2: sample came, which no step with that id waits for",
         ),
         (
             [step(1, defer_sampling=True), masks_for(1, row=2)],

@@ -7,6 +7,7 @@ import torch
 
 from workers.batch import Batch, BlockTables
 from workers.kv_cache import LayerCache
+from workers.staging import Staging
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,23 @@ class AttentionMetadata:
     # Where each token's K and V go. The cache is strided by blocks, so a slot is two numbers.
     slot_blocks: torch.Tensor  # [T] int64, block of the pool
     slot_offsets: torch.Tensor  # [T] int64, place in it
-    extents: tuple[tuple[int, int], ...]  # [S] (seq_len, query_len), for loops on the host
+    host_lens: torch.Tensor  # [S, 2] int32 on the host: seq_lens and query_lens
+
+    @property
+    def extents(self) -> list[list[int]]:
+        """(seq_len, query_len) of each sequence, for loops on the host."""
+        lens: list[list[int]] = self.host_lens.tolist()
+        return lens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """What a forward pass reads, on the device."""
+
+    input_ids: torch.Tensor  # [T] int32
+    positions: torch.Tensor  # [T] int32
+    wanted: torch.Tensor  # [R + P] int32, rows of T that get logits: sampled, then scored
+    groups: tuple[AttentionMetadata, ...]  # one per cache group
 
 
 class AttentionBackend(Protocol):
@@ -60,37 +77,43 @@ class AttentionBackend(Protocol):
         ...
 
 
-def build_metadata(
-    batch: Batch, *, block_size: int, device: torch.device
-) -> tuple[AttentionMetadata, ...]:
-    """One entry per cache group of the batch."""
-    num_sequences = len(batch.sequence_ids)
-    query_lens = batch.query_lens.to(torch.int64)
-    starts = torch.zeros(num_sequences + 1, dtype=torch.int32)
+def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInputs:
+    """Goes to the device in one copy, whatever the number of sequences and groups."""
+    query_lens = batch.query_lens
+    starts = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
     starts[1:] = query_lens.cumsum(0)
-    sequence = torch.repeat_interleave(torch.arange(num_sequences), query_lens)  # [T]
-    positions = batch.positions.to(torch.int64)
-    extents = tuple(zip(batch.seq_lens.tolist(), batch.query_lens.tolist(), strict=True))
-    seq_lens, fed, query_starts = (
-        tensor.to(device) for tensor in (batch.seq_lens, batch.query_lens, starts)
-    )
-    places = positions // block_size
-    offsets = (positions % block_size).to(device)
-    return tuple(
+    sequence = torch.repeat_interleave(query_lens)  # [T]
+    places = batch.positions // block_size
+    host = [
+        batch.input_ids,
+        batch.positions,
+        torch.cat((batch.sample_index, batch.score_index)),
+        batch.seq_lens,
+        query_lens,
+        starts,
+        batch.positions % block_size,
+    ]
+    for tables in batch.block_tables:
+        host += [tables.block_ids, tables.first_blocks, _slot_blocks(tables, sequence, places)]
+    input_ids, positions, wanted, seq_lens, fed, query_starts, offsets, *rest = staging.move(host)
+    slot_offsets = offsets.to(torch.int64)
+    host_lens = torch.stack((batch.seq_lens, query_lens), dim=1)
+    groups = tuple(
         AttentionMetadata(
             seq_lens=seq_lens,
             query_lens=fed,
             query_starts=query_starts,
-            block_tables=tables.block_ids.to(device),
-            first_blocks=tables.first_blocks.to(device),
-            slot_blocks=_slot_blocks(tables, sequence, places).to(device),
-            slot_offsets=offsets,
-            extents=extents,
+            block_tables=block_ids,
+            first_blocks=first_blocks,
+            slot_blocks=slot_blocks.to(torch.int64),
+            slot_offsets=slot_offsets,
+            host_lens=host_lens,
         )
-        for tables in batch.block_tables
+        for block_ids, first_blocks, slot_blocks in zip(*[iter(rest)] * 3, strict=True)
     )
+    return StepInputs(input_ids=input_ids, positions=positions, wanted=wanted, groups=groups)
 
 
 def _slot_blocks(tables: BlockTables, sequence: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[T]; `places` are those of the tokens' blocks in their sequences."""
-    return tables.block_ids[sequence, places - tables.first_blocks[sequence]].to(torch.int64)
+    """[T] int32; `places` are those of the tokens' blocks in their sequences."""
+    return tables.block_ids[sequence, places - tables.first_blocks[sequence]]

@@ -5,16 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from workers.batch import (
-    NO_MASKS,
-    BadWords,
-    Batch,
-    BlockTables,
-    SamplerInputs,
-    SamplingColumns,
-    TokenBiases,
-    TokenHistory,
-)
+from workers.batch import NO_INPUTS, Batch, BlockTables, SamplingColumns
 from workers.config import CacheLayout, ModelSpec
 
 BLOCK_SIZE = 4
@@ -73,7 +64,7 @@ class Feeder:
             sample_index=torch.arange(len(ids), dtype=torch.int32),
             sample_sequence=sequences.int(),
             sampling=_greedy(len(parts)),
-            sampler_inputs=_NO_INPUTS,
+            sampler_inputs=NO_INPUTS,
             defers_sampling=False,
             score_index=nothing,
             score_token_ids=nothing,
@@ -118,14 +109,3 @@ def _greedy(num_sequences: int) -> SamplingColumns:
         repetition_penalty=column(1, torch.float32),
         num_logprobs=column(-1, torch.int32),
     )
-
-
-_NOTHING = torch.zeros(0, dtype=torch.int64)
-_NO_INPUTS = SamplerInputs(
-    biases=TokenBiases(rows=_NOTHING, token_ids=_NOTHING, values=torch.zeros(0)),
-    masks=NO_MASKS,
-    bad_words=BadWords(rows=_NOTHING, lengths=_NOTHING, token_ids=_NOTHING),
-    history=TokenHistory(
-        rows=_NOTHING, lengths=_NOTHING, num_prompt_tokens=_NOTHING, token_ids=_NOTHING
-    ),
-)

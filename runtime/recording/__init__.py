@@ -1,0 +1,1 @@
+"""What an engine did: written to files, read, replayed, drawn."""

@@ -1,0 +1,86 @@
+"""Brings the integers of a step to the device, all in one copy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+# Numbers between the beginnings of two tensors are a multiple of this: kernels load four at once.
+ALIGNMENT = 4
+FIRST_NUMBERS = 1 << 14
+# While one is being copied from, the next step's is filled.
+NUM_BUFFERS = 2
+
+
+@dataclass(slots=True)
+class _Buffer:
+    numbers: torch.Tensor  # [N] int32, pinned
+    copied: torch.cuda.Event | None = None  # set once the device has what was put here last
+
+
+class Staging:
+    """Of one rank. On the CPU tensors stay where they are.
+
+    What is specific to CUDA (pinned memory, the copy that doesn't wait, the events) hasn't run
+    anywhere yet: there was no such device to try it on.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[_Buffer] = []  # the next one first
+
+    def move(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same int32 tensors on the device, views of one. Changes no tensor that is here."""
+        if self._device.type == "cpu":
+            return list(tensors)
+        buffer = self._take(count_numbers(tensors))
+        staged = pack(tensors, buffer.numbers)
+        moved = staged.to(self._device, non_blocking=True)
+        buffer.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        buffer.copied.record(torch.cuda.current_stream(self._device))
+        return unpack(moved, tensors)
+
+    def _take(self, count: int) -> _Buffer:
+        """A buffer that nothing is copied from any more."""
+        if len(self._buffers) < NUM_BUFFERS:
+            self._buffers.insert(0, _Buffer(_pinned(FIRST_NUMBERS)))
+        buffer = self._buffers.pop(0)
+        self._buffers.append(buffer)
+        if buffer.copied is not None:
+            buffer.copied.synchronize()
+        if len(buffer.numbers) < count:
+            buffer.numbers = _pinned(max(count, 2 * len(buffer.numbers)))
+        return buffer
+
+
+def count_numbers(tensors: Sequence[torch.Tensor]) -> int:
+    """Room that `pack` needs."""
+    return sum(_aligned(tensor.numel()) for tensor in tensors)
+
+
+def pack(tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> torch.Tensor:
+    """Writes int32 tensors one after the other into `buffer`; returns the part that they fill."""
+    start = 0
+    for tensor in tensors:
+        assert tensor.dtype == torch.int32, "one buffer has one number format"
+        buffer[start : start + tensor.numel()].view(tensor.shape).copy_(tensor)
+        start += _aligned(tensor.numel())
+    return buffer[:start]
+
+
+def unpack(packed: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What was packed, as views with the shapes of `tensors`."""
+    views = []
+    start = 0
+    for tensor in tensors:
+        views.append(packed[start : start + tensor.numel()].view(tensor.shape))
+        start += _aligned(tensor.numel())
+    return views
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGNMENT) * ALIGNMENT
+
+
+def _pinned(count: int) -> torch.Tensor:
+    return torch.zeros(count, dtype=torch.int32, pin_memory=True)
