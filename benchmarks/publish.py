@@ -4,6 +4,7 @@ import multiprocessing
 import secrets
 import time
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -30,8 +31,9 @@ from runtime import engine_codec
 from runtime.engine import Engine
 from runtime.engine_service import EngineServer
 from runtime.request import ModelInfo, Request
+from runtime.scheduling.sampler_inputs import SamplerInputs
 from runtime.scheduling.step_plan import StepPlan, StepResult
-from runtime.scheduling.token_masks import TokenMasks, no_masks
+from runtime.scheduling.token_masks import TokenMasks
 from runtime.structured import NoCompiler
 
 GOAL_US = 500.0
@@ -50,18 +52,26 @@ else runs on the machine. frontends read: how fast they take what is sent."""
 class PacedExecutor:
     """Steps that take `step_s`, in which the interpreter is free, as with workers elsewhere.
 
-    `on_step` is called at the beginning of each, on the engine's thread.
+    `on_step` is called when the engine begins to wait for one, on its thread.
     """
 
     def __init__(self, step_s: float) -> None:
         self.on_step: Callable[[], object] = lambda: None
         self._step_s = step_s
+        self._free_at = 0.0
+        self._steps: deque[tuple[float, StepPlan]] = deque()  # with when they end
 
-    def execute(
-        self, plan: StepPlan, make_masks: Callable[[], TokenMasks] = no_masks
-    ) -> StepResult:
+    def submit(self, plan: StepPlan) -> None:
+        self._free_at = max(self._free_at, time.monotonic()) + self._step_s
+        self._steps.append((self._free_at, plan))
+
+    def sample(self, step_id: int, inputs: SamplerInputs, masks: TokenMasks) -> None:
+        raise AssertionError(f"step {step_id} defers sampling, and no stream asks for that")
+
+    def result(self) -> StepResult:
         self.on_step()
-        time.sleep(self._step_s)
+        end, plan = self._steps.popleft()
+        time.sleep(max(0.0, end - time.monotonic()))
         return make_result(plan)
 
     def close(self) -> None:
