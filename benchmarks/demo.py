@@ -156,7 +156,7 @@ def kill(processes: Sequence[psutil.Process]) -> list[str]:
 async def stream_prompts(address: str, key: Metadata, screen: Screen) -> str:
     """Streams all prompts at once; returns the line of figures."""
     async with grpc.aio.insecure_channel(address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
+        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
         before = await stats_of(stub, key)
         started = time.perf_counter()
         timings = await asyncio.gather(
@@ -171,7 +171,8 @@ async def stream_prompts(address: str, key: Metadata, screen: Screen) -> str:
 async def stats_of(stub: inference_pb2_grpc.InferenceStub, key: Metadata) -> common_pb2.EngineStats:
     response = await stub.GetStats(inference_pb2.GetStatsRequest(), metadata=key)
     (engine,) = response.engines
-    return engine.stats
+    stats: common_pb2.EngineStats = engine.stats
+    return stats
 
 
 async def stream(

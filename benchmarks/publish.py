@@ -123,7 +123,8 @@ def read_stream(
         leaving.get()
 
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        answers = engine_pb2_grpc.EngineStub(channel).Connect(messages(), metadata=bearer(token))
+        stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
+        answers = stub.Connect(messages(), metadata=bearer(token))
         next(answers)
         while not ended.poll(pace_s):
             next(answers)

@@ -35,12 +35,12 @@ def rejections(outcomes: Sequence[Outcome]) -> list[Outcome]:
 def latencies_ms(outcomes: Sequence[Outcome], figure: str) -> list[float]:
     """Of those that were answered: `ttft`, `tpot` or `total`."""
     answered = [each for each in outcomes if each.end == "answered"]
-    values = {
+    values: dict[str, list[float | None]] = {
         "ttft": [each.ttft_s for each in answered],
         "tpot": [each.tpot_s for each in answered],
         "total": [each.total_s for each in answered],
-    }[figure]
-    return [1000 * value for value in values if value is not None]
+    }
+    return [1000 * value for value in values[figure] if value is not None]
 
 
 def show(finding: Finding) -> dict[str, float]:

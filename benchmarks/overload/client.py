@@ -60,7 +60,8 @@ class Client:
 
     def __init__(self, target: Target, channels: list[grpc.aio.Channel]) -> None:
         self._target = target
-        self._stubs = [inference_pb2_grpc.InferenceStub(each) for each in channels]
+        stub = inference_pb2_grpc.InferenceStub
+        self._stubs = [stub(each) for each in channels]  # type: ignore[no-untyped-call]
         self._metadata = bearer(target.api_key)
 
     async def ask(self, number: int) -> Outcome:

@@ -102,7 +102,7 @@ def wait_idle(target: Target) -> tuple[float | None, State]:
     """Until the server holds nothing of any request."""
     started_s = time.monotonic()
     with grpc.insecure_channel(target.grpc_address) as channel:
-        stub = inference_pb2_grpc.InferenceStub(channel)
+        stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
         while True:
             state = look_at(target, stub)
             passed_s = time.monotonic() - started_s

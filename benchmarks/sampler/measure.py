@@ -54,7 +54,7 @@ def measure(kind: Kind, logits: torch.Tensor, *, num_rounds: int, warm_up: int =
     return Measurement(sample_us=sample_us, argmax_us=argmax_us)
 
 
-def time_us(call: Callable[[], None], num_calls: int = 1) -> float:
+def time_us(call: Callable[[], object], num_calls: int = 1) -> float:
     """Of one call, on average."""
     start = perf_counter_ns()
     for _ in range(num_calls):
