@@ -24,6 +24,7 @@ from tests.params import complete_params
 
 VOCAB_SIZE = 997
 EOS = 0
+NUM_KEPT_STEPS = 8  # whose samples a step may refer to
 
 
 class Chunk(int):
@@ -242,6 +243,7 @@ class OracleExecutor(SerialExecutor):
             for row, index in zip(plan.sample_index, plan.sample_sequence, strict=True)
         ]
         self._samples[plan.step_id] = token_ids
+        self._samples.pop(plan.step_id - NUM_KEPT_STEPS, None)
         sequence_ids = plan.sequence_ids[plan.sample_sequence].tolist()
         rows = [row for row, each in enumerate(sequence_ids) if each in self.faulty]
         return StepResult(
