@@ -25,6 +25,7 @@ def check_live(
 def check_between_steps(running: RunningSet, pool: BlockPool, limits: SchedulerLimits) -> None:
     """Asserts what holds while no step is in flight."""
     assert not running.ending, "no step brings their last tokens"
+    assert not running.num_unsettled, "no step brings them tokens, and they are kept"
     assert sum(each.awaits_scores for each in running.behind) <= 1, "two prompts scored in part"
     behind = [each for each in running.behind if each.num_tokens - each.num_computed_tokens > 1]
     # One that has been scored may have tokens left to feed; who stalled has one.

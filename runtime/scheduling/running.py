@@ -47,6 +47,11 @@ class RunningSet:
         return len(self.sequences) + len(self.ending) + self._cache.num_leaving
 
     @property
+    def num_unsettled(self) -> int:
+        """Sequences that aren't steady any more, and get tokens of steps in which they were."""
+        return len(self._unsettled)
+
+    @property
     def growth(self) -> int:
         """Blocks that they may still come to hold."""
         return self._claims - self._cache.num_table_blocks
@@ -141,7 +146,11 @@ class RunningSet:
         if self._unsettled:
             for sequence in self._unsettled:
                 sequence.last_token_s = now
-            self._unsettled = [each for each in self._unsettled if each.num_pending_tokens]
+            self._unsettled = [
+                each
+                for each in self._unsettled
+                if each.num_pending_tokens and each.finish_reason is None
+            ]
         return self._ending_at.pop(step_id, [])
 
     def take_changes(
@@ -196,7 +205,7 @@ class RunningSet:
     def _leave_steady(self, sequence: Sequence) -> None:
         self.steady.leave(sequence)
         sequence.last_token_s = self.last_token_s
-        if sequence.num_pending_tokens:
+        if sequence.num_pending_tokens and sequence.finish_reason is None:
             self._unsettled.append(sequence)
 
     def _make_room(self, sequence: Sequence) -> bool:
