@@ -8,6 +8,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -53,8 +54,15 @@ class FuzzedExecutor(RandomExecutor, ScoringOracle):
 class Open(NamedTuple):
     """What a server must not have more and more of."""
 
-    files: int
-    threads: int
+    files: dict[str, str]
+    threads: list[str]
+
+    def more_than(self, other: "Open") -> str:
+        """What of this is more than the other has; empty if nothing is."""
+        if len(self.files) <= len(other.files) and len(self.threads) <= len(other.threads):
+            return ""
+        files = {number: what for number, what in self.files.items() if number not in other.files}
+        return f"files {files}, threads {self.threads}, before {other}"
 
 
 class Fuzzed(NamedTuple):
@@ -72,7 +80,9 @@ class Fuzzed(NamedTuple):
                 client.call("GetModel")  # a round trip; the test's timeout bounds them
         stats = self.engine.stats()
         assert stats.num_free_blocks == stats.num_blocks
-        while (now := self.open()).files > before.files or now.threads > before.threads:
+        ends_at = time.monotonic() + TIMEOUT_S
+        while more := self.open().more_than(before):
+            assert time.monotonic() < ends_at, more
             with http_client(self) as http:
                 assert http.get("/ready").status_code == 200
 
@@ -84,8 +94,11 @@ class Fuzzed(NamedTuple):
     def open(self) -> Open:
         # The loop's own pool grows to its size in its own time.
         names = [each.name for each in threading.enumerate()]
-        files = len(os.listdir("/proc/self/fd"))
-        return Open(files, sum(not name.startswith("asyncio_") for name in names))
+        files = {}
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # another thread closed it
+                files[number] = os.readlink(f"/proc/self/fd/{number}")
+        return Open(files, [name for name in names if not name.startswith("asyncio_")])
 
 
 @pytest.fixture(scope="module")
