@@ -10,7 +10,6 @@ the tokens that it samples are pending until it is acknowledged. What ends a seq
 rows of it in later steps, which bring nothing.
 """
 
-from collections import deque
 from collections.abc import Collection, Mapping
 
 from runtime.errors import CapacityError, DeadlineError, LockstepError
@@ -18,6 +17,7 @@ from runtime.request import FinishReason
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
 from runtime.scheduling.ending import EndTokens, end_by_length
+from runtime.scheduling.in_flight import StepsInFlight
 from runtime.scheduling.invariants import check_between_steps, check_live
 from runtime.scheduling.latencies import Latencies
 from runtime.scheduling.limits import SchedulerLimits
@@ -35,9 +35,6 @@ from runtime.scheduling.sequence import Sequence, Status
 from runtime.scheduling.step_budget import StepBudget
 from runtime.scheduling.step_plan import Fault, StepResult
 from runtime.scheduling.waiting import Dropped, WaitingRoom
-
-# The quickest of so many steps tells whether a deadline can be met.
-RECENT_STEPS = 32
 
 
 class Scheduler:
@@ -65,11 +62,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}  # all that live
         self._max_sequence_tokens = cache.layout.max_sequence_tokens
         self._num_arrivals = 0
-        self._last_step_id = 0
-        self._in_flight: deque[tuple[SchedulerOutput, float]] = deque()  # with when, oldest first
-        self._updated_at = 0.0
-        self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._surplus_until = 0  # the last step that may have rows of sequences that have ended
+        self._in_flight = StepsInFlight()
         self._dropped: list[Dropped] = []
 
     @property
@@ -133,13 +126,13 @@ class Scheduler:
         """Decides the next step; None if there is nothing to run before an update."""
         for sequence, error in self.waiting.expire(now):
             self._drop(sequence, error)
-        step_id = self._last_step_id + 1
+        step_id = self._in_flight.last_step_id + 1
         running = self.running
         num_preemptions = running.num_preemptions
         running.grow(step_id)
         # Who has just lost its blocks, or waits for some, would see them go in the same breath.
         admits = running.num_preemptions == num_preemptions and not running.stalled
-        step_s = min(self._step_seconds, default=0.0)
+        step_s = self._in_flight.quickest_s
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
         budget = StepBudget(self.limits, num_steady=len(running.steady.members))
@@ -158,10 +151,9 @@ class Scheduler:
             added=tuple(added),
             changed=tuple(changed),
             copies=tuple(copies),
-            awaited_step_id=self._last_step_id if self._in_flight else None,
+            awaited_step_id=self._in_flight.awaited_step_id,
         )
-        self._last_step_id = step_id
-        self._in_flight.append((output, now))
+        self._in_flight.add(output, now)
         running.advance(output)
         self.cache.dispatch(step_id)
         return output
@@ -171,19 +163,16 @@ class Scheduler:
 
         Raises WorkerError: it isn't that step's, or its tokens aren't those that were asked for.
         """
-        assert self._in_flight, "no step is in flight"
-        output, scheduled_at = self._in_flight.popleft()
+        output = self._in_flight.take(now)
         caught_up = [each.sequence for each in output.scheduled if each.samples]
         steady_ids = self.running.steady.ids_of(output.steady)
         check_result(result, output, steady_ids + [each.sequence_id for each in caught_up])
-        self._step_seconds.append(now - max(scheduled_at, self._updated_at))
-        self._updated_at = now
         sampled = [*output.steady, *caught_up]
         logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
         failed = self._end_faulty(find_faults(output, sampled, result))
         scores = take_scores(output, result)
         sequences, token_ids = sampled, result.token_ids
-        if failed or output.step_id <= self._surplus_until:
+        if failed or self._in_flight.may_have_ended(output):
             pairs = zip(sampled, token_ids, strict=True)
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
@@ -215,8 +204,7 @@ class Scheduler:
         waiting = [each for each in self.waiting if self.cache.is_in_flight(each)]
         for sequence in waiting:  # what they wait for changes below
             self.waiting.remove(sequence)
-        while self._in_flight:
-            output, _ = self._in_flight.pop()
+        for output in self._in_flight.clear():
             for each in output.scheduled:
                 each.sequence.num_scored_tokens -= len(each.scored)
         for sequence in self._sequences.values():
@@ -226,7 +214,6 @@ class Scheduler:
         self.running.clear()
         for sequence in self._sequences.values():
             sequence.in_flight_until = 0
-        self._last_step_id = self._surplus_until = 0
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two calls."""
@@ -292,13 +279,12 @@ class Scheduler:
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.running:
-            self.running.stop(sequence, in_flight_until=self._last_step_id)
+            self.running.stop(sequence, in_flight_until=self._in_flight.last_step_id)
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
         self.end_tokens.remove(sequence)
-        if self._in_flight:
-            self._surplus_until = self._last_step_id
+        self._in_flight.note_end()
 
     def _drop(self, sequence: Sequence, error: LockstepError) -> None:
         """A sequence that has left the queue ends, and with it the forks that wait for it."""

@@ -30,12 +30,13 @@ class SchedulerState:
 def take_state(scheduler: Scheduler) -> SchedulerState:
     """Takes a moment for many cached blocks: 0.2 s for 100,000."""
     assert not scheduler.has_work, "sequences live"
+    steps = scheduler._in_flight
     empty, cached_first, cached = scheduler.cache.pool.free_blocks()
     return SchedulerState(
         num_arrivals=scheduler._num_arrivals,
-        last_step_id=scheduler._last_step_id,
-        updated_at=scheduler._updated_at,
-        step_seconds=tuple(scheduler._step_seconds),
+        last_step_id=steps.last_step_id,
+        updated_at=steps.taken_at,
+        step_seconds=tuple(steps.step_seconds),
         last_token_s=scheduler.running.last_token_s,
         mean_wait_s=scheduler.waiting._mean_wait_s,
         is_backed_up=scheduler.waiting._is_backed_up,
@@ -51,9 +52,10 @@ def set_state(scheduler: Scheduler, state: SchedulerState) -> None:
     """Into a new scheduler of the same setup. It doesn't tell of `state.removed`."""
     assert not scheduler.has_work, "sequences live"
     scheduler._num_arrivals = state.num_arrivals
-    scheduler._last_step_id = state.last_step_id
-    scheduler._updated_at = state.updated_at
-    scheduler._step_seconds.extend(state.step_seconds)
+    steps = scheduler._in_flight
+    steps.last_step_id = state.last_step_id
+    steps.taken_at = state.updated_at
+    steps.step_seconds.extend(state.step_seconds)
     scheduler.running.last_token_s = state.last_token_s
     scheduler.waiting._mean_wait_s = state.mean_wait_s
     scheduler.waiting._is_backed_up = state.is_backed_up
