@@ -69,18 +69,15 @@ class Admission:
             while victims and self._lacks(head, prefix):
                 self._running.preempt(victims.pop())
 
-    def admit_next(
-        self, budget: StepBudget, partial: Collection[Sequence], *, now: float, step_s: float
-    ) -> Sequence | None:
+    def admit_next(self, budget: StepBudget, *, now: float, step_s: float) -> Sequence | None:
         """Admits the first of those in front that fits; None if none does.
 
-        `partial` are those of the step that need more tokens than they get; `step_s` is what a
-        step takes at least. So a sequence that doesn't fit holds up nobody, and isn't overtaken for
-        ever. Prompts that are to be scored take turns in a lane of their own: while that is full
-        they are passed over, and wait for nothing else.
+        `step_s` is what a step takes at least. So a sequence that doesn't fit holds up nobody, and
+        isn't overtaken for ever. Prompts that are to be scored take turns in a lane of their own:
+        while that is full they are passed over, and wait for nothing else.
         """
-        num_scored = sum(each.awaits_scores for each in partial)
-        may_be_partial = len(partial) - num_scored < self._limits.max_num_partial_prefills
+        num_scored = sum(each.awaits_scores for each in budget.partial)
+        may_be_partial = len(budget.partial) - num_scored < self._limits.max_num_partial_prefills
         overtaken: list[Sequence] = []
         for sequence in self._front(budget):
             if self._cache.is_in_flight(sequence):

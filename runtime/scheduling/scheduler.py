@@ -21,7 +21,7 @@ from runtime.scheduling.in_flight import StepsInFlight
 from runtime.scheduling.invariants import check_between_steps, check_live
 from runtime.scheduling.latencies import Latencies
 from runtime.scheduling.limits import SchedulerLimits
-from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, StepOutcome
+from runtime.scheduling.output import SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
 from runtime.scheduling.results import (
     check_result,
@@ -136,17 +136,17 @@ class Scheduler:
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
         budget = StepBudget(self.limits, num_steady=len(running.steady.members))
-        scheduled = self._feed_behind(budget)
+        self._feed_behind(budget)
         if admits:
-            self._admit(scheduled, budget, now=now, step_s=step_s)
+            self._admit(budget, now=now, step_s=step_s)
         self.waiting.settle()
-        if not (scheduled or running.steady.members):
+        if not (budget.scheduled or running.steady.members):
             return None
         removed, added, changed, copies = running.take_changes()
         output = SchedulerOutput(
             step_id=step_id,
             steady=running.steady.members,
-            scheduled=tuple(scheduled),
+            scheduled=tuple(budget.scheduled),
             removed=tuple(removed),
             added=tuple(added),
             changed=tuple(changed),
@@ -225,33 +225,21 @@ class Scheduler:
         if not self._in_flight:
             check_between_steps(self.running, self.cache.pool, self.limits)
 
-    def _feed_behind(self, budget: StepBudget) -> list[ScheduledSequence]:
-        """What the running sequences that are behind get of the budget, the oldest first."""
-        scheduled: list[ScheduledSequence] = []
+    def _feed_behind(self, budget: StepBudget) -> None:
+        """The running sequences that are behind come first, the oldest of them before others."""
         for sequence in self.running.behind:
             # One that stalled may wait for a token still.
             if not sequence.num_pending_tokens and sequence.sequence_id not in self.running.stalled:
-                _feed(sequence, budget, scheduled)
-        return scheduled
+                budget.feed(sequence)
 
-    def _admit(
-        self,
-        scheduled: list[ScheduledSequence],
-        budget: StepBudget,
-        *,
-        now: float,
-        step_s: float,
-    ) -> None:
+    def _admit(self, budget: StepBudget, *, now: float, step_s: float) -> None:
         limits = self.limits
-        partial = [each.sequence for each in scheduled if not each.samples]
         while budget.num_tokens and len(self.waiting) and len(self.running) < limits.max_num_seqs:
-            sequence = self.admission.admit_next(budget, partial, now=now, step_s=step_s)
+            sequence = self.admission.admit_next(budget, now=now, step_s=step_s)
             if sequence is None:
                 break
             self.latencies.admit(sequence, now)
-            _feed(sequence, budget, scheduled)
-            if not scheduled[-1].samples:
-                partial.append(sequence)
+            budget.feed(sequence)
         for late in self.admission.take_late():
             message = "the call's deadline passes before the next token can be there"
             self._drop(late, DeadlineError(message))
@@ -300,9 +288,3 @@ class Scheduler:
         for fork in reversed(forks):
             fork.release(self.cache.layout.block_size)
             self.waiting.add_front(fork)
-
-
-def _feed(sequence: Sequence, budget: StepBudget, scheduled: list[ScheduledSequence]) -> None:
-    count = budget.take(sequence)
-    if count:
-        scheduled.append(ScheduledSequence.of(sequence, count))
