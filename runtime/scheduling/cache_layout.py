@@ -86,12 +86,15 @@ class CacheLayout:
         """By group: place of the first block that the token after `num_tokens` sees."""
         return [group.first_seen(num_tokens) // self.block_size for group in self.groups]
 
-    def ends(self, firsts: Sequence[int], num_tokens: int) -> list[int]:
-        """By group: the place after the last block of a table that starts at `firsts`."""
+    def missing(
+        self, firsts: Sequence[int], tables: Sequence[Sequence[int]], num_tokens: int
+    ) -> list[int]:
+        """By group: blocks that a table, whose first is at `firsts`, lacks for so many tokens."""
         blocks = -(-num_tokens // self.block_size)
         return [
-            blocks if group.max_blocks is None else min(blocks, first + group.max_blocks)
-            for group, first in zip(self.groups, firsts, strict=True)
+            (blocks if group.max_blocks is None else min(blocks, first + group.max_blocks))
+            - (first + len(table))
+            for group, first, table in zip(self.groups, firsts, tables, strict=True)
         ]
 
     def max_blocks_for(self, num_tokens: int) -> int:

@@ -68,11 +68,7 @@ class CacheManager:
     def num_missing(self, sequence: Sequence) -> int:
         """Blocks that `extend` would need."""
         held = self._held[sequence.sequence_id]
-        ends = self.layout.ends(held.firsts, sequence.num_planned_tokens)
-        return sum(
-            end - first - len(table)
-            for end, first, table in zip(ends, held.firsts, held.tables, strict=True)
-        )
+        return sum(self.layout.missing(held.firsts, held.tables, sequence.num_planned_tokens))
 
     def num_coming(self, ending: Iterable[Sequence]) -> int:
         """Blocks that are free, or will be when the steps in flight and `ending` have ended."""
@@ -83,11 +79,7 @@ class CacheManager:
 
     def capacity(self, sequence: Sequence) -> int:
         """Tokens that a sequence's tables reach."""
-        held = self._held[sequence.sequence_id]
-        reach = min(
-            first + len(table) for first, table in zip(held.firsts, held.tables, strict=True)
-        )
-        return reach * self.layout.block_size
+        return self._held[sequence.sequence_id].num_blocks * self.layout.block_size
 
     def find_prefix(self, sequence: Sequence) -> CachedPrefix:
         """What the sequence it is a fork of, or the prefix cache, has of a sequence's tokens.
@@ -154,12 +146,8 @@ class CacheManager:
         """
         held = self._held[sequence.sequence_id]
         self._slide(held, sequence.num_computed_tokens)
-        ends = self.layout.ends(held.firsts, sequence.num_planned_tokens)
         new = self._allocate(
-            [
-                end - first - len(table)
-                for end, first, table in zip(ends, held.firsts, held.tables, strict=True)
-            ]
+            self.layout.missing(held.firsts, held.tables, sequence.num_planned_tokens)
         )
         if new is None:
             return None
@@ -207,22 +195,11 @@ class CacheManager:
         self.pool.check_invariants(tables, self._prefixes.homes)
         self._prefixes.check_invariants()
         for held in self._held.values():
-            assert len(held.nodes) * self.layout.block_size <= min(
-                self.layout.block_size * (first + len(table))
-                for first, table in zip(held.firsts, held.tables, strict=True)
-            ), "more is shareable than there is"
+            assert len(held.nodes) <= held.num_blocks, "more is shareable than there is"
 
     def _missing(self, sequence: Sequence, prefix: CachedPrefix) -> list[int]:
         """By group: blocks that a sequence needs beside those it shares."""
-        return [
-            end - first - len(table)
-            for end, first, table in zip(
-                self.layout.ends(prefix.firsts, sequence.num_tokens),
-                prefix.firsts,
-                prefix.shared,
-                strict=True,
-            )
-        ]
+        return self.layout.missing(prefix.firsts, prefix.shared, sequence.num_tokens)
 
     def _stored_prefix(self, sequence: Sequence) -> CachedPrefix:
         nodes = self._find_nodes(sequence)

@@ -26,6 +26,13 @@ class HeldBlocks:
         self.tables = tables  # by group
         self.nodes = nodes  # of the first full blocks, as far as others can find them
 
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the sequence that the tables reach, those that were given back included."""
+        return min(
+            first + len(table) for first, table in zip(self.firsts, self.tables, strict=True)
+        )
+
     def prefix(self, num_tokens: int, layout: CacheLayout) -> CachedPrefix | None:
         """The first `num_tokens`, for another sequence; None if some of them were given back."""
         firsts = layout.first_blocks(num_tokens)
