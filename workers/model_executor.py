@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig
 from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_inputs
 from workers.attention.reference import ReferenceAttention
-from workers.batch import NO_MASKS, NUM_SHARED_STEPS, Batch, LateInputs
+from workers.batch import NO_MASKS, Batch, LateInputs
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.device import choose_device, default_threads
 from workers.errors import CacheError, ModelError, StepError
@@ -37,6 +37,7 @@ from workers.models.sharding import Sharding, shard_model
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
+from workers.shared_samples import SharedSamples
 from workers.staging import Staging
 
 logger = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class ModelExecutor:
         torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
         self.timings = StepTimings(0, 0)  # of the last step
         self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
-        self._shared: dict[int, torch.Tensor] = {}  # by step, of the last ones: [R] int64 samples
+        self._shared = SharedSamples(parallel)
         self._parallel = parallel
         self._local_world_size = config.local_world_size
         self._device = choose_device(config)
@@ -165,7 +166,7 @@ class ModelExecutor:
         Raises StepError, as execute_model.
         """
         start = perf_counter_ns()
-        batch = replace(batch, input_ids=self._resolve(batch))
+        batch = replace(batch, input_ids=self._shared.resolve(batch))
         self._pending = (batch, self.compute_logits(batch))
         self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
         return batch.input_ids
@@ -179,8 +180,7 @@ class ModelExecutor:
         assert self._pending is not None, "sample comes after forward"
         (batch, logits), self._pending = self._pending, None
         if not self._parallel.is_sampler:
-            if batch.shares_samples:
-                self._share(batch, torch.zeros(len(batch.sample_index), dtype=torch.int64))
+            self._shared.share(batch, None)
             return None
         start = perf_counter_ns()
         inputs = batch.sampler_inputs if late is None else late.inputs
@@ -196,31 +196,13 @@ class ModelExecutor:
             inputs,
             masks,
         )
-        if batch.shares_samples:  # the other ranks wait for it
-            self._share(batch, samples.token_ids)
+        self._shared.share(batch, samples.token_ids)
         scores = self._sampler.score(
             logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
         )
         sample_us = (perf_counter_ns() - start) // 1000
         self.timings = StepTimings(self.timings.forward_us, sample_us)
         return samples, scores
-
-    def _share(self, batch: Batch, token_ids: torch.Tensor) -> None:
-        """Keeps the sampler's `token_ids` [R] int64, on every rank."""
-        self._shared[batch.step_id] = self._parallel.broadcast_from_sampler(token_ids)
-        self._shared.pop(batch.step_id - NUM_SHARED_STEPS, None)
-
-    def _resolve(self, batch: Batch) -> torch.Tensor:
-        """[T] int32 the ids to feed: those of the plan, and samples where it refers to them."""
-        refer = batch.references
-        if len(refer.rows) == 0:
-            return batch.input_ids
-        input_ids = batch.input_ids.clone()
-        for step_id in set(refer.step_ids.tolist()):
-            where = refer.step_ids == step_id
-            samples = self._shared[step_id][refer.sample_rows[where]]
-            input_ids[refer.rows[where]] = samples.to(torch.int32)
-        return input_ids
 
     @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:

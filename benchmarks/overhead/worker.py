@@ -14,7 +14,7 @@ import torch
 from benchmarks.overhead.cases import MAX_MODEL_LEN, VOCAB_SIZE
 from benchmarks.overhead.child import next_message
 from benchmarks.overhead.figures import StepTimes
-from workers.batch import NUM_SHARED_STEPS, Batch, LateInputs
+from workers.batch import Batch, LateInputs
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.model_executor import StepTimings
 from workers.model_side import ModelSide, Progress
@@ -22,6 +22,7 @@ from workers.parallel import TensorParallel, join, open_rendezvous
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Samples
 from workers.server import serve
+from workers.shared_samples import SharedSamples
 
 HOST = "127.0.0.1"
 MEMORY_BYTES = 1 << 40
@@ -75,7 +76,7 @@ class Sleeper:
         self._pace = pace
         self._steps = steps
         self._parallel = parallel
-        self._shared: dict[int, torch.Tensor] = {}
+        self._shared = SharedSamples(parallel)
         self._running: tuple[Batch, float, float] | None = None
 
     def allocate_cache(self, layout: CacheLayout) -> int:
@@ -84,7 +85,7 @@ class Sleeper:
     def forward(self, batch: Batch) -> torch.Tensor:
         started = perf_counter()
         due = started + self._pace.step_s
-        batch = replace(batch, input_ids=self._resolve(batch))
+        batch = replace(batch, input_ids=self._shared.resolve(batch))
         self._running = (batch, started, due)
         sleep(max(0.0, due - perf_counter()))
         self.timings = StepTimings(int((perf_counter() - started) * 1e6), 0)
@@ -95,26 +96,12 @@ class Sleeper:
         (batch, started, due), self._running = self._running, None
         num_rows = len(batch.sample_index)
         token_ids = FIRST_LETTER + (torch.arange(num_rows) + batch.step_id) % NUM_LETTERS
-        if batch.shares_samples:
-            mine = token_ids if self._parallel.is_sampler else torch.zeros_like(token_ids)
-            self._shared[batch.step_id] = self._parallel.broadcast_from_sampler(mine)
-            self._shared.pop(batch.step_id - NUM_SHARED_STEPS, None)
+        self._shared.share(batch, token_ids if self._parallel.is_sampler else None)
         self._steps.append(StepTimes(batch.step_id, started, due, perf_counter()))
         if not self._parallel.is_sampler:
             return None
         faults = torch.zeros(num_rows, dtype=torch.uint8)
         return Samples(token_ids=token_ids, faults=faults, logprobs=NO_LOGPROBS), NO_LOGPROBS
-
-    def _resolve(self, batch: Batch) -> torch.Tensor:
-        refer = batch.references
-        if len(refer.rows) == 0:
-            return batch.input_ids
-        input_ids = batch.input_ids.clone()
-        for step_id in set(refer.step_ids.tolist()):
-            where = refer.step_ids == step_id
-            samples = self._shared[step_id][refer.sample_rows[where]]
-            input_ids[refer.rows[where]] = samples.to(torch.int32)
-        return input_ids
 
 
 class Take(NamedTuple):
