@@ -5,6 +5,7 @@ import logging
 import tomllib
 import typing
 from collections.abc import Callable, Collection, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
 from typing import Any
@@ -114,10 +115,13 @@ def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> 
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
-    known = {each.name for each in ctx.command.params} - {param.name}
+    known = {each.name for each in ctx.command.params if each.name} - {param.name}
     if unknown := sorted(values.keys() - known):
+        meant = get_close_matches(unknown[0], sorted(known), n=1)
+        suggestion = f", do you mean {meant[0]!r}?" if meant else ""
         raise ConfigError(
-            f"config file {path}: unknown key {unknown[0]!r}; keys are the options with _ for -"
+            f"config file {path}: unknown key {unknown[0]!r}{suggestion}; "
+            "keys are the options with _ for -"
         )
     for each in ctx.command.params:
         if each.name not in values:

@@ -165,7 +165,9 @@ def test_toml_gives_defaults_and_flags_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("tpp = 4", "unknown key 'tpp'"),
+        ("tpp = 4", r"unknown key 'tpp', do you mean 'tp'\?; keys are"),
+        ("max-num-seqs = 4", "unknown key 'max-num-seqs', do you mean 'max_num_seqs'"),
+        ("temperature = 1", "unknown key 'temperature'; keys are"),
         ("tp = ", "config.toml"),
         ("config = 1", "unknown key"),
         ("tp = 1.5", "tp=1.5 must be integer"),
