@@ -147,6 +147,7 @@ class FakeModel:
     spec: ModelSpec = field(default_factory=model_spec)
     on_load: Callable[[], None] = lambda: None
     on_allocate: Callable[[], None] = lambda: None
+    on_settle: Callable[[], None] = lambda: None
     on_step: Callable[[], None] = lambda: None
     gate: threading.Event = field(default_factory=threading.Event)
     started: threading.Event = field(default_factory=threading.Event)
@@ -160,7 +161,12 @@ class FakeModel:
         self.gate.set()
 
     def side(self) -> ModelSide:
-        return ModelSide(open_rendezvous=self.open_rendezvous, join=self.join, load=self.load)
+        return ModelSide(
+            open_rendezvous=self.open_rendezvous,
+            join=self.join,
+            load=self.load,
+            settle=self.on_settle,
+        )
 
     def open_rendezvous(self, world_size: int) -> tuple[Any, int]:
         self.threads.add(threading.get_ident())

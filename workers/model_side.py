@@ -53,3 +53,4 @@ class ModelSide:
     open_rendezvous: Callable[[int], tuple[Any, int]]  # ranks -> (store, port)
     join: Callable[[WorkerConfig, Any], Parallel]  # config, store or None
     load: Callable[[WorkerConfig, Any, Progress], Executor]  # config, what join gave, progress
+    settle: Callable[[], None]  # model and cache are there, the first step comes next

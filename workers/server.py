@@ -115,6 +115,7 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/lockstep/torchinductor")
     import torch
 
+    from workers.collector import freeze_heap
     from workers.model_executor import ModelExecutor
     from workers.model_side import ModelSide
     from workers.parallel import join, open_rendezvous
@@ -128,6 +129,7 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
         open_rendezvous=lambda world_size: open_rendezvous(world_size, host),
         join=join_on_device,
         load=ModelExecutor,
+        settle=freeze_heap,
     )
 
 

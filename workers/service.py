@@ -23,7 +23,7 @@ from workers.codec import (
     encode_spec,
     limits_of,
 )
-from workers.config import ModelSpec, WorkerConfig
+from workers.config import CacheLayout, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, OutOfOrderError, StepError, WorkerError
 from workers.model_side import Executor, ModelSide, Parallel, Progress
 from workers.serial_thread import SerialThread
@@ -108,7 +108,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             layout = decode_layout(request, executor.spec)
             self._claim("AllocateCache")
             with self._free_on_failure("AllocateCache"):
-                num_bytes = self._device.run(lambda: executor.allocate_cache(layout))
+                num_bytes = self._device.run(lambda: self._allocate(executor, layout))
             self._limits = limits_of(executor.spec, layout)
             self._on_serving(True)
             return worker_pb2.AllocateCacheReply(cache_bytes=num_bytes)
@@ -157,6 +157,11 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._parallel = self._model_side.join(config, self._store)
         self._executor = self._model_side.load(config, self._parallel, on_progress)
         return self._executor.spec
+
+    def _allocate(self, executor: Executor, layout: CacheLayout) -> int:
+        num_bytes = executor.allocate_cache(layout)
+        self._model_side.settle()
+        return num_bytes
 
     def _leave(self) -> None:
         if self._parallel is not None:

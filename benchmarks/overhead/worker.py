@@ -15,6 +15,7 @@ from benchmarks.overhead.cases import MAX_MODEL_LEN, VOCAB_SIZE
 from benchmarks.overhead.child import next_message
 from benchmarks.overhead.figures import StepTimes
 from workers.batch import Batch, LateInputs
+from workers.collector import freeze_heap
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.model_executor import StepTimings
 from workers.model_side import ModelSide, Progress
@@ -125,6 +126,7 @@ def run_worker(pipe: Connection, token: str) -> None:
         open_rendezvous=lambda world_size: open_rendezvous(world_size, HOST),
         join=join,
         load=partial(Sleeper, pace, steps),
+        settle=freeze_heap,
     )
     server = serve(HOST, token, side)
     pipe.send(server.port)

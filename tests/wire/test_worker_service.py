@@ -1,5 +1,6 @@
 """The Worker service over a real socket, with a fake model behind it."""
 
+import gc
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from tests.transport import (
     ready_worker,
     running_worker,
 )
+from workers.collector import freeze_heap
 from workers.errors import CacheError, ModelError
 from workers.server import SERVICE_NAME
 
@@ -183,6 +185,33 @@ def test_a_cache_that_does_not_fit_may_be_asked_for_again() -> None:
 
         assert first == (grpc.StatusCode.RESOURCE_EXHAUSTED, "9 GiB is more than 1 GiB")
         assert client.allocate_cache().cache_bytes == 3200
+
+
+def test_a_worker_settles_once_when_model_and_cache_are_there() -> None:
+    calls: list[str] = []
+    model = FakeModel(
+        on_load=lambda: calls.append("load"),
+        on_allocate=raising(CacheError("9 GiB is more than 1 GiB")),
+        on_settle=lambda: calls.append("settle"),
+        on_step=lambda: calls.append("step"),
+    )
+    with running_worker(model) as (client, _):
+        client.initialize()
+        refusal(client.allocate_cache)
+        model.on_allocate = lambda: calls.append("allocate")
+        client.allocate_cache()
+        client.execute(step(1))
+
+    assert calls == ["load", "allocate", "settle", "step"]
+
+
+def test_the_collector_never_walks_what_was_there_when_the_heap_was_frozen() -> None:
+    try:
+        freeze_heap()
+        assert gc.get_freeze_count() > 10_000
+        assert len(gc.get_objects()) < 10_000
+    finally:
+        gc.unfreeze()
 
 
 def test_calls_out_of_order_are_refused() -> None:
