@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import grpc
 
-from runtime.collector import calm_collector
+from runtime.collector import Sweep, calm_collector
 from runtime.config import EngineConfig, require_key
 from runtime.credentials import cluster_server_credentials
 from runtime.driver import running_engine
@@ -64,7 +64,9 @@ def serve(
         if serve_config.frontends:
             frontend_config = _with_key(frontend_config, made)
             frontend_config = stack.enter_context(reserved(frontend_config))
-        engine = stack.enter_context(running_engine(engine_config, on_idle=gc.collect))
+        engine = stack.enter_context(
+            running_engine(engine_config, on_idle=gc.collect, on_wait=Sweep())
+        )
         server = stack.enter_context(engine_server(engine, serve_config, token, credentials))
         frontends = stack.enter_context(
             running_frontends(

@@ -41,10 +41,12 @@ def running_engine(
     *,
     quiet: bool = False,
     on_idle: Callable[[], object] = lambda: None,
+    on_wait: Callable[[], object] = lambda: None,
 ) -> Iterator[Engine]:
     """Starts workers and engine; ends both, and all that they started, on the way out.
 
-    `on_idle` is called on the engine's thread when nothing has run for a while.
+    On the engine's thread `on_idle` is called when nothing has run for a while, and `on_wait` in
+    each step while the workers run it.
     Raises ConfigError: the model or the options can't be served. Raises WorkerError: a rank died.
     """
     with StartupProgress(quiet=quiet) as progress:
@@ -88,6 +90,7 @@ def running_engine(
                 compiler=compiler,
                 depth=config.pipeline_depth,
                 on_idle=partial(_on_idle, scheduler, recorder, on_idle),
+                on_wait=on_wait,
             )
             group.on_lost(engine.fail)
             _log_start(config, spec, layout, model)

@@ -37,7 +37,8 @@ class Engine:
     """Serves one model: takes requests from connections, gives each its tokens step by step.
 
     `clock` is seconds that never go back; a simulation brings its own, calls `add` and `step`
-    itself and doesn't start the engine. `on_idle` is called when nothing has run for a second.
+    itself and doesn't start the engine. `on_idle` is called when nothing has run for a second,
+    `on_wait` in each step, when the workers have all that they can get.
     Up to `depth` steps are in flight: while the workers run one, the next is with them already.
     """
 
@@ -51,10 +52,12 @@ class Engine:
         depth: int = DEPTH,
         clock: Callable[[], float] = time.monotonic,
         on_idle: Callable[[], object] = lambda: None,
+        on_wait: Callable[[], object] = lambda: None,
     ) -> None:
         self.model = model
         self.clock = clock
         self._on_idle = on_idle
+        self._on_wait = on_wait
         self._scheduler = scheduler
         self._executor = executor
         self._mailbox = Mailbox()
@@ -190,6 +193,7 @@ class Engine:
         dropped = self._scheduler.take_dropped()
         for sequence, error in dropped:
             self._counters.num_timed_out += self._fail(sequence.sequence_id, error)
+        self._on_wait()
         step = self._pipeline.finish()
         if step is None:
             assert dropped, "work is queued, nothing is in flight and nothing runs"

@@ -20,7 +20,7 @@ from benchmarks.overhead.child import TIMEOUT_S, next_message
 from runtime.cluster.base import OnDeath, WorkerAddress
 from runtime.cluster.group import WorkerGroup
 from runtime.cluster.worker_client import WorkerClient
-from runtime.collector import calm_collector
+from runtime.collector import Sweep, calm_collector
 from runtime.config import EngineConfig
 from runtime.driver import make_scheduler, plan_cache
 from runtime.engine import Engine
@@ -142,6 +142,7 @@ def run_driver(
             executor=executor,
             compiler=NoCompiler("the model computes nothing"),
             depth=on.depth,
+            on_wait=Sweep(),
         )
         server = EngineServer(engine, secrets.token_urlsafe())
         engine.start()

@@ -2,18 +2,20 @@
 
 import gc
 import threading
+from array import array
 
 import pytest
 
 from runtime import engine as engine_module
-from runtime.collector import calm_collector
+from runtime.collector import SWEEP_STEPS, Sweep, calm_collector
 from runtime.engine import Engine
 from runtime.errors import CapacityError, DeadlineError
-from runtime.request import FinishReason
+from runtime.request import FinishReason, Request
 from runtime.sampling_params import fork_seed
 from runtime.scheduling.limits import QueueLimits
 from runtime.scheduling.policy import FairPolicy
 from runtime.structured import NoCompiler
+from tests.params import complete_params
 from tests.scheduling import OracleExecutor, oracle_continuation
 from tests.served import Served
 
@@ -162,6 +164,49 @@ def test_a_calm_collector_leaves_the_oldest_generation_alone() -> None:
     finally:
         gc.unfreeze()
         gc.set_threshold(*before)
+
+
+def test_a_sweep_collects_what_is_young_in_one_of_many_steps() -> None:
+    collected = []
+
+    def see(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            collected.append(info["generation"])
+
+    sweep = Sweep()
+    gc.disable()
+    gc.callbacks.append(see)
+    try:
+        for _ in range(SWEEP_STEPS - 1):
+            sweep()
+        assert collected == []
+        sweep()
+        assert collected == [1]
+    finally:
+        gc.callbacks.remove(see)
+        gc.enable()
+
+
+def test_the_engine_waits_when_the_workers_have_all_that_they_can_get() -> None:
+    served = Served()
+    in_flight: list[int] = []
+    engine = Engine(
+        model=served.engine.model,
+        scheduler=served.scheduler,
+        compiler=NoCompiler("a test has no tokenizer"),
+        executor=OracleExecutor(served.scheduler.cache.layout),
+        depth=2,
+        on_wait=lambda: in_flight.append(served.scheduler.num_in_flight),
+    )
+    connection = engine.connect(lambda outputs: None)
+    params = complete_params(max_tokens=3, ignore_eos=True)
+    connection.add(
+        Request(request_id=1, prompt_token_ids=array("i", [5, 6]), params=params, seed=1)
+    )
+    engine.run_submitted()
+    while engine.has_work:
+        engine.step()
+    assert in_flight == [2, 2, 1]
 
 
 @pytest.mark.parametrize("ended", [0, 1, 2])
