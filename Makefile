@@ -81,6 +81,7 @@ nightly: $(STAMP) $(CLIENTS_STAMP)
 	$(BIN)/python -m benchmarks sampler
 	$(BIN)/python -m benchmarks overhead
 	$(BIN)/python -m benchmarks overload
+	$(BIN)/python -m benchmarks pauses
 	$(BIN)/python -m benchmarks publish
 	$(BIN)/python -m benchmarks simulate --replicas 64 --requests 100000 --rate 400
 

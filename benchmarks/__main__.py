@@ -7,7 +7,16 @@ class Benchmarks(click.Group):
     """Imports a sub-command when it is asked for: one needs gRPC, another must not load it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["demo", "overhead", "overload", "publish", "sampler", "scheduler", "simulate"]
+        return [
+            "demo",
+            "overhead",
+            "overload",
+            "pauses",
+            "publish",
+            "sampler",
+            "scheduler",
+            "simulate",
+        ]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         match name:
@@ -23,6 +32,10 @@ class Benchmarks(click.Group):
                 from benchmarks.overload.cli import overload
 
                 return overload
+            case "pauses":
+                from benchmarks.pauses import pauses
+
+                return pauses
             case "publish":
                 from benchmarks.publish import publish
 
