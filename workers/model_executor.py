@@ -16,6 +16,7 @@ from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_inputs
 from workers.attention.reference import ReferenceAttention
 from workers.batch import NO_MASKS, Batch, LateInputs
+from workers.batch_check import check_batch
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.device import choose_device, default_threads
 from workers.errors import CacheError, ModelError, StepError
@@ -152,6 +153,7 @@ class ModelExecutor:
 
         Raises StepError: the batch doesn't fit the model or its cache; nothing ran.
         """
+        self._check(batch)
         self.forward(batch)
         sampled = self.sample()
         if sampled is None:
@@ -163,11 +165,13 @@ class ModelExecutor:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Runs the forward pass of a step; `sample` follows. Returns the ids it fed, [T] int32.
 
-        Raises StepError, as execute_model.
+        The batch was checked when it was decoded.
+
+        Raises StepError: the cache isn't there; nothing ran.
         """
         start = perf_counter_ns()
         batch = replace(batch, input_ids=self._shared.resolve(batch))
-        self._pending = (batch, self.compute_logits(batch))
+        self._pending = (batch, self._run(batch))
         self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
         return batch.input_ids
 
@@ -204,7 +208,6 @@ class ModelExecutor:
         self.timings = StepTimings(self.timings.forward_us, sample_us)
         return samples, scores
 
-    @torch.inference_mode()
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:
         """Copies blocks, then runs the forward pass.
 
@@ -213,7 +216,12 @@ class ModelExecutor:
 
         Raises StepError, as execute_model.
         """
-        layout = self._check(batch)
+        self._check(batch)
+        return self._run(batch)
+
+    @torch.inference_mode()
+    def _run(self, batch: Batch) -> torch.Tensor | None:
+        layout = self._cache_layout()
         if len(batch.block_copies):
             kv_cache.copy_blocks(self._caches, batch.block_copies)
         inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
@@ -287,33 +295,18 @@ class ModelExecutor:
             attention=self._backend.name,
         )
 
-    def _check(self, batch: Batch) -> CacheLayout:
-        """Ids that point outside would read foreign memory on a GPU."""
-        layout = self._layout
-        if layout is None:
+    def _check(self, batch: Batch) -> None:
+        check_batch(
+            batch,
+            self._cache_layout(),
+            vocab_size=self._vocab_size,
+            max_model_len=self._reach,
+        )
+
+    def _cache_layout(self) -> CacheLayout:
+        if self._layout is None:
             raise StepError("the KV cache isn't allocated: AllocateCache comes before Execute")
-        if len(batch.block_tables) != len(layout.groups):
-            raise StepError(
-                f"{len(batch.block_tables)} block tables must be {len(layout.groups)}, "
-                "one per cache group"
-            )
-        _check_range("input_ids", batch.input_ids, self._vocab_size)
-        _check_range("positions", batch.positions, self._reach)
-        _check_range("sample_index", batch.sample_index, len(batch.input_ids))
-        _check_range("score_index", batch.score_index, len(batch.input_ids))
-        _check_range("score_token_ids", batch.score_token_ids, self._vocab_size)
-        for tables in batch.block_tables:
-            _check_range("block_ids", tables.block_ids, layout.num_blocks)
-        _check_range("block_copies", batch.block_copies, layout.num_blocks)
-        return layout
-
-
-def _check_range(name: str, values: torch.Tensor, limit: int) -> None:
-    if values.numel() == 0:
-        return
-    low, high = (int(extreme) for extreme in values.aminmax())
-    if low < 0 or high >= limit:
-        raise StepError(f"{name} from {low} to {high} must be in [0, {limit})")
+        return self._layout
 
 
 def _attention_backend(name: str) -> AttentionBackend:
