@@ -1,16 +1,14 @@
-"""Loads one rank's part of a model and runs steps on it.
+"""Runs steps on one rank's part of a model.
 
 It always sees the whole step and remembers no sequence: only weights and the KV cache last.
 """
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter_ns
 
 import torch
-from transformers import PreTrainedConfig
 
 from workers import kv_cache
 from workers.attention.base import AttentionBackend, build_inputs
@@ -20,28 +18,13 @@ from workers.batch_check import check_batch
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.device import choose_device, default_threads
 from workers.errors import CacheError, ModelError, StepError
-from workers.layers.paged_attention import (
-    AttentionCall,
-    AttentionPass,
-    PagedAttention,
-    StepPass,
-)
-from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
-from workers.loading.conversion import Source
-from workers.loading.naming import TieError, match_names
-from workers.loading.text_part import text_tensors
-from workers.loading.weights import load_weights
-from workers.models import build
-from workers.models import config as model_files
-from workers.models.probe import find_attention_calls
-from workers.models.sharding import Sharding, shard_model
+from workers.layers.paged_attention import StepPass
+from workers.model_part import ModelPart
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
 from workers.shared_samples import SharedSamples
 from workers.staging import Staging
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,49 +61,17 @@ class ModelExecutor:
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
         self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
 
-        folder = Path(config.model_path)
-        whole = model_files.read_config(folder)
-        text = model_files.text_part(whole)
-        stored = read_checkpoint(folder)
-        self._dtype = model_files.resolve_dtype(config.dtype, (text, whole), main_dtype(stored))
-        self._reach = model_files.max_model_len(text)
-        self._attention = PagedAttention()
-        try:
-            sources = self._build(text, stored, folder)
-        except TieError as error:
-            logger.warning("they stay two, as transformers has it: %s", error)
-            text.tie_word_embeddings = False
-            sources = self._build(text, stored, folder)
-        eos_token_ids = model_files.eos_token_ids(folder, whole)
-        num_embeddings = self._model.get_parameter(build.head_name(self._model)).shape[0]
-        self._vocab_size = model_files.count_token_ids(folder, num_embeddings, eos_token_ids)
-        sharding = shard_model(self._model, parallel)
-        load_weights(
-            self._model,
-            sources,
-            sharding.shards,
+        self._model = ModelPart(
+            Path(config.model_path),
+            dtype=config.dtype,
             device=self._device,
+            parallel=parallel,
             on_progress=on_progress,
         )
-        build.initialize_buffers(self._model, self._device)
-        self._calls = self._probe(sharding)
-        self.spec = self._describe(eos_token_ids)
+        self.spec = self._describe()
         # A checkpoint may name ids past its vocabulary.
-        self._sampler = Sampler([each for each in eos_token_ids if 0 <= each < self._vocab_size])
-
-    def _build(
-        self, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], folder: Path
-    ) -> dict[str, Source]:
-        """Makes the whole model without weights; returns where each of its tensors comes from."""
-        self._model = build.build_model(config, self._dtype, self._attention)
-        shapes = {name: tensor.shape for name, tensor in self._model.state_dict().items()}
-        return match_names(
-            self._model,
-            shapes,
-            text_tensors(stored, shapes),
-            folder,
-            ignored=build.left_out(self._model),
-        )
+        vocabulary = range(self._model.vocab_size)
+        self._sampler = Sampler([each for each in self._model.eos_token_ids if each in vocabulary])
 
     def allocate_cache(self, layout: CacheLayout) -> int:
         """Makes the KV cache and returns its bytes.
@@ -137,13 +88,13 @@ class ModelExecutor:
         self._caches, cache_bytes = kv_cache.allocate(
             self.spec.layers,
             layout,
-            dtype=self._dtype,
+            dtype=self._model.dtype,
             device=self._device,
             available_bytes=kv_cache.available_memory(self._device, self._local_world_size),
         )
         self._layout = layout
         group_of = {layer: group for group, layers in enumerate(layout.groups) for layer in layers}
-        self._group_of = tuple(group_of[layer] for layer in range(len(self._calls)))
+        self._group_of = tuple(group_of[layer] for layer in range(len(self._model.calls)))
         return cache_bytes
 
     def execute_model(self, batch: Batch) -> dict[int, int]:
@@ -190,7 +141,7 @@ class ModelExecutor:
         inputs = batch.sampler_inputs if late is None else late.inputs
         masks = NO_MASKS if late is None else late.masks
         if logits is None:  # no row was asked for
-            logits = torch.zeros(0, self._vocab_size, device=self._device)
+            logits = torch.zeros(0, self._model.vocab_size, device=self._device)
         row = batch.sample_sequence.long()
         num_rows = len(row)
         samples = self._sampler.sample(
@@ -226,58 +177,25 @@ class ModelExecutor:
             kv_cache.copy_blocks(self._caches, batch.block_copies)
         inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
         step = StepPass(
-            self._calls,
+            self._model.calls,
             self._caches,
             [inputs.groups[group] for group in self._group_of],
             self._backend,
         )
-        logits = self._forward(inputs.input_ids, inputs.positions, inputs.wanted, step)
+        logits = self._model.forward(inputs.input_ids, inputs.positions, inputs.wanted, step)
         step.finish()
         if len(inputs.wanted) == 0:
             return None
         joined = self._parallel.gather_to_sampler(logits)
-        return None if joined is None else joined[:, : self._vocab_size].float()
+        return None if joined is None else joined[:, : self._model.vocab_size].float()
 
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        wanted: torch.Tensor,
-        attention: AttentionPass,
-    ) -> torch.Tensor:
-        """[T], [T], n rows of T -> this rank's logits [n, vocabulary part]."""
-        ids = input_ids.to(self._device, torch.int64).unsqueeze(0)
-        position_ids = positions.to(self._device, torch.int64).unsqueeze(0)
-        with self._attention.running(attention, position_ids):
-            output = self._model(
-                input_ids=ids,
-                # Without a mask transformers would guess from the positions where sequences begin.
-                attention_mask=torch.ones_like(ids, dtype=torch.bool),
-                position_ids=position_ids,
-                use_cache=False,
-                logits_to_keep=wanted.to(self._device, torch.int64),
-            )
-        logits: torch.Tensor = output.logits[0]
-        return logits
-
-    @torch.inference_mode()
-    def _probe(self, sharding: Sharding) -> tuple[AttentionCall, ...]:
-        return find_attention_calls(
-            self._model,
-            self._forward,
-            heads=sharding.heads,
-            max_positions=self._reach,
-            vocab_size=self._vocab_size,
-            tp=self._parallel.size,
-        )
-
-    def _describe(self, eos_token_ids: tuple[int, ...]) -> ModelSpec:
-        parameters = self._model.parameters()
+    def _describe(self) -> ModelSpec:
+        model = self._model
         return ModelSpec(
-            architecture=type(self._model).__name__,
-            vocab_size=self._vocab_size,
-            max_model_len=self._reach,
-            eos_token_ids=eos_token_ids,
+            architecture=type(model.module).__name__,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            eos_token_ids=model.eos_token_ids,
             layers=tuple(
                 LayerCacheSpec(
                     window=call.window,
@@ -285,13 +203,13 @@ class ModelExecutor:
                     num_kv_heads=call.num_kv_heads,
                     k_dim=call.k_dim,
                     v_dim=call.v_dim,
-                    element_bytes=self._dtype.itemsize,
+                    element_bytes=model.dtype.itemsize,
                 )
-                for call in self._calls
+                for call in model.calls
             ),
             available_memory_bytes=kv_cache.available_memory(self._device, self._local_world_size),
             block_size_multiple=self._backend.block_size_multiple,
-            parameter_bytes=sum(tensor.numel() * tensor.element_size() for tensor in parameters),
+            parameter_bytes=model.parameter_bytes,
             attention=self._backend.name,
         )
 
@@ -299,8 +217,8 @@ class ModelExecutor:
         check_batch(
             batch,
             self._cache_layout(),
-            vocab_size=self._vocab_size,
-            max_model_len=self._reach,
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._model.max_model_len,
         )
 
     def _cache_layout(self) -> CacheLayout:

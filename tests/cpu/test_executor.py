@@ -87,7 +87,7 @@ def test_a_step_that_samples_nothing_gives_nothing(executor):
 
 def test_the_head_sees_the_sampled_rows_alone(executor):
     seen = []
-    head = executor._model.get_output_embeddings()
+    head = executor._model.module.get_output_embeddings()
     hook = head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape))
     rows = [
         Row(sequence_id=1, tokens=[5, 6, 7], seq_len=0, block_tables=[[3]]),
@@ -200,17 +200,17 @@ def test_a_cache_larger_than_memory_is_refused(folder):
 
 def test_other_calls_than_at_load_are_refused(executor):
     row = Row(sequence_id=1, tokens=[5], seq_len=0, block_tables=[[0]])
-    layers = executor._model.model.layers
+    layers = executor._model.module.model.layers
     first, second = layers[0], layers[1]
     layers[0], layers[1] = second, first
 
     with pytest.raises(ModelError, match="in another order"):
         executor.execute_model(make_batch([row]))
     layers[0], layers[1] = first, second
-    executor._model.model.config.num_hidden_layers = 2
+    executor._model.module.model.config.num_hidden_layers = 2
     with pytest.raises(ModelError, match="less often"):
         executor.execute_model(make_batch([row]))
-    executor._model.model.config.num_hidden_layers = 3
+    executor._model.module.model.config.num_hidden_layers = 3
 
 
 SMALL = {
@@ -272,7 +272,7 @@ def test_tensors_have_the_precision_that_transformers_gives_them(tmp_path, dtype
     save_random(tmp_path, config)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=DTYPES[dtype]).state_dict()
 
-    ours = load_executor(tmp_path, dtype=dtype)._model.state_dict()
+    ours = load_executor(tmp_path, dtype=dtype)._model.module.state_dict()
 
     assert {name: tensor.dtype for name, tensor in ours.items()} == {
         name: tensor.dtype for name, tensor in theirs.items()

@@ -62,7 +62,7 @@ def damaged(
             if is_victim and batch.positions[place] + 1 == position:
                 damage(logits.view(-1, logits.shape[-1])[row])
 
-    head = rank.executor._model.get_output_embeddings()
+    head = rank.executor._model.module.get_output_embeddings()
     handle = head.register_forward_hook(hook)
     try:
         yield

@@ -207,7 +207,7 @@ def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path, caplog):
     head[-1, -1] += 1
     change_tensors(folder, **{"lm_head.weight": head})
 
-    model = load_executor(folder)._model
+    model = load_executor(folder)._model.module
 
     assert model.lm_head.weight.equal(head)
     assert not model.get_input_embeddings().weight.equal(head)
@@ -219,7 +219,7 @@ def test_auto_is_the_format_of_the_weights_where_no_configuration_tells(folder):
     change_tensors(folder, **{name: tensor.bfloat16() for name, tensor in tensors.items()})
     change_config(folder, dtype=None, torch_dtype=None)
 
-    assert load_executor(folder)._model.dtype == torch.bfloat16
+    assert load_executor(folder)._model.module.dtype == torch.bfloat16
 
 
 def test_two_names_for_one_tensor(folder):
