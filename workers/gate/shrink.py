@@ -13,14 +13,13 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from workers.gate.errors import NoReference
+from workers.gate.layer_kinds import TOKEN_IDS, are_indices, is_count, num_layers
 from workers.models.config import TRANSFORMERS_ERRORS
 
 VOCABULARY = 211  # a prime: no number of ranks divides it
 MAX_POSITIONS = 512
 ORIGINAL_POSITIONS = 320  # of rotary positions that were stretched
 HEAD_DIM = 16
-MIN_LAYERS = 3
-MAX_KINDS = 4  # of layers; a list of more values is of sizes
 
 LAYER_COUNTS = re.compile(r"^(num_hidden_layers|n_layers?|num_layers|(num_)?(en|de)coder_layers)$")
 HEAD_COUNTS = re.compile(
@@ -35,13 +34,10 @@ POSITIONS = re.compile(
     r"^(max_position_embeddings|n_positions|n_ctx|max_seq_len|max_target_positions"
     r"|model_max_length)$"
 )
-TOKEN_IDS = re.compile(r"_token_(id|index)$")
 # Stand for what isn't text; moved out of the vocabulary, so that no random text has them.
 FOREIGN_TOKEN_IDS = re.compile(
     r"^((image|video|audio|vision|speech)_.*token|bo[iav]_token|eo[iav]_token)_(id|index)$"
 )
-# By which classes make lists of layer kinds where their configuration brings none.
-PERIODS = re.compile(r"(_period|_interval|_every_n_layers|_window_pattern|_step|layer_group_size)$")
 # Where it came from, how it is stored, and what `generate` is to do beside generating.
 NOT_OF_THE_KIND = (
     "_name_or_path",
@@ -182,7 +178,7 @@ def _shrink(values: Mapping[str, Any], tp: int) -> dict[str, Any]:
             small[name] = _shrink_dict(name, value, sizes)
         elif isinstance(value, list):
             small[name] = _shrink_list(name, value, sizes)
-        elif POSITIONS.search(name) and _is_count(value):
+        elif POSITIONS.search(name) and is_count(value):
             small[name] = positions
         else:
             small[name] = _shrink_number(name, value, sizes)
@@ -194,14 +190,14 @@ def _shrink(values: Mapping[str, Any], tp: int) -> dict[str, Any]:
 def _sizes(values: Mapping[str, Any], tp: int) -> _Sizes:
     def find(pattern: re.Pattern[str], default: int) -> int:
         found = (value for name, value in values.items() if pattern.search(name))
-        return next(filter(_is_count, found), default)
+        return next(filter(is_count, found), default)
 
     of_heads = find(HEAD_COUNTS, 1)
-    head_dims = (values[name] for name in HEAD_SIZES if _is_count(values.get(name)))
+    head_dims = (values[name] for name in HEAD_SIZES if is_count(values.get(name)))
     head_dim = next(head_dims, max(1, find(WIDTHS, HEAD_DIM) // of_heads))
     of_layers = find(LAYER_COUNTS, 1)
     return _Sizes(
-        layers=_num_layers(values, of_layers),
+        layers=num_layers(values, of_layers),
         of_layers=of_layers,
         heads=2 * max(2, tp),
         of_heads=of_heads,
@@ -211,46 +207,8 @@ def _sizes(values: Mapping[str, Any], tp: int) -> _Sizes:
     )
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _num_layers(values: Mapping[str, Any], of_layers: int) -> int:
-    """The fewest first layers that show every kind of layer."""
-    if stack := values.get("num_layers_per_stack"):
-        return of_layers // int(stack)  # one layer in each stack
-    kinds = [each for name, value in values.items() if (each := _kinds(name, value, of_layers))]
-    by_layer = list(zip(*kinds, strict=True))
-    periods = [v for name, v in values.items() if PERIODS.search(name) and _is_count(v)]
-    shown = [by_layer.index(kind) + 1 for kind in set(by_layer)]
-    shown += [period for period in periods if period <= of_layers]
-    layers = min(max([MIN_LAYERS, *shown]), of_layers)
-    # Each kind once with keys of its own, and once with those of an earlier layer.
-    return min(2 * layers, of_layers) if values.get("num_kv_shared_layers") else layers
-
-
-def _kinds(name: str, value: Any, of_layers: int) -> list[str]:
-    """What a value tells of each layer; [] where it tells of none, or of each something else."""
-    kinds: list[str] = []
-    if name == "per_layer_config" and isinstance(value, dict):
-        own = {int(layer): str(each) for layer, each in value.items()}
-        kinds = [own.get(layer, "") for layer in range(of_layers)]
-    elif not isinstance(value, list) or TOKEN_IDS.search(name):
-        pass
-    elif value and _are_indices(value) and value[-1] < of_layers:
-        kinds = [str(layer in value) for layer in range(of_layers)]
-    elif len(value) == of_layers:
-        kinds = list(map(str, value))
-    return kinds if len(set(kinds)) <= MAX_KINDS else []
-
-
-def _are_indices(value: list[Any]) -> bool:
-    """Whether a list names layers by number."""
-    return all(isinstance(each, int) for each in value) and value == sorted(set(value))
-
-
 def _shrink_number(name: str, value: Any, sizes: _Sizes) -> Any:
-    if not _is_count(value) and not (TOKEN_IDS.search(name) and isinstance(value, int)):
+    if not is_count(value) and not (TOKEN_IDS.search(name) and isinstance(value, int)):
         return value
     rule = next((rule for pattern, rule in RULES if pattern.search(name)), None)
     return value if rule is None else rule(value, sizes)
@@ -259,7 +217,7 @@ def _shrink_number(name: str, value: Any, sizes: _Sizes) -> Any:
 def _shrink_list(name: str, value: list[Any], sizes: _Sizes) -> list[Any]:
     if TOKEN_IDS.search(name):
         return sorted({_shrink_number(name, each, sizes) for each in value})
-    if value and _are_indices(value) and value[-1] < sizes.of_layers:
+    if value and are_indices(value) and value[-1] < sizes.of_layers:
         return [each for each in value if each < sizes.layers]
     if len(value) == sizes.of_layers:
         return [_shrink_number(name, each, sizes) for each in value[: sizes.layers]]
@@ -285,7 +243,7 @@ def _positions(values: Mapping[str, Any]) -> int:
     rope: Mapping[str, Any] = values.get("rope_parameters") or {}
     places = (values, rope, *(each for each in rope.values() if isinstance(each, dict)))
     originals = (place.get("original_max_position_embeddings") for place in places)
-    original = next(filter(_is_count, originals), None)
+    original = next(filter(is_count, originals), None)
     reach = values.get("max_position_embeddings")
     if original is None or reach is None:
         return MAX_POSITIONS
@@ -297,7 +255,7 @@ def _shrink_rope(rope: Mapping[str, Any], sizes: _Sizes) -> dict[str, Any]:
     for name, value in rope.items():
         if isinstance(value, dict):
             small[name] = _shrink_rope(value, sizes)
-        elif name == "original_max_position_embeddings" and _is_count(value):
+        elif name == "original_max_position_embeddings" and is_count(value):
             small[name] = min(value, ORIGINAL_POSITIONS)
         elif name in ("short_factor", "long_factor") and isinstance(value, list):
             small[name] = value[: max(2, round(len(value) * sizes.head_scale))]
