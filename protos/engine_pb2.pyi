@@ -69,18 +69,20 @@ class StatsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class EngineMessage(_message.Message):
-    __slots__ = ("info", "outputs", "stats", "failed", "draining")
+    __slots__ = ("info", "outputs", "stats", "failed", "draining", "readiness")
     INFO_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    READINESS_FIELD_NUMBER: _ClassVar[int]
     info: EngineInfo
     outputs: StepOutputs
     stats: _common_pb2.EngineStats
     failed: RequestFailed
     draining: EngineDraining
-    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.EngineStats, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[EngineDraining, _Mapping]] = ...) -> None: ...
+    readiness: EngineReadiness
+    def __init__(self, info: _Optional[_Union[EngineInfo, _Mapping]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., stats: _Optional[_Union[_common_pb2.EngineStats, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[EngineDraining, _Mapping]] = ..., readiness: _Optional[_Union[EngineReadiness, _Mapping]] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
     __slots__ = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "eos_token_ids", "tp_size", "default_sampling_params", "fingerprint")
@@ -107,6 +109,14 @@ class EngineInfo(_message.Message):
 class EngineDraining(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class EngineReadiness(_message.Message):
+    __slots__ = ("is_ready", "reason")
+    IS_READY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    is_ready: bool
+    reason: str
+    def __init__(self, is_ready: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class StepOutputs(_message.Message):
     __slots__ = ("request_ids", "num_tokens", "token_ids", "finish_reasons", "indices", "num_cached_tokens", "logprobs", "prompt_logprobs", "starts")

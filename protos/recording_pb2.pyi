@@ -8,13 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Record(_message.Message):
-    __slots__ = ("header", "arrival", "abort", "decision", "result", "restart", "plan", "state", "full_plan", "late_inputs", "contents")
+    __slots__ = ("header", "arrival", "abort", "decision", "result", "restart", "expiry", "plan", "state", "full_plan", "late_inputs", "contents")
     HEADER_FIELD_NUMBER: _ClassVar[int]
     ARRIVAL_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     RESTART_FIELD_NUMBER: _ClassVar[int]
+    EXPIRY_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     FULL_PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -26,12 +27,13 @@ class Record(_message.Message):
     decision: Decision
     result: Result
     restart: Restart
+    expiry: Expiry
     plan: Plan
     state: SchedulerState
     full_plan: FullPlan
     late_inputs: LateInputs
     contents: CacheContents
-    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., state: _Optional[_Union[SchedulerState, _Mapping]] = ..., full_plan: _Optional[_Union[FullPlan, _Mapping]] = ..., late_inputs: _Optional[_Union[LateInputs, _Mapping]] = ..., contents: _Optional[_Union[CacheContents, _Mapping]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping]] = ..., arrival: _Optional[_Union[Arrival, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., decision: _Optional[_Union[Decision, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., restart: _Optional[_Union[Restart, _Mapping]] = ..., expiry: _Optional[_Union[Expiry, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., state: _Optional[_Union[SchedulerState, _Mapping]] = ..., full_plan: _Optional[_Union[FullPlan, _Mapping]] = ..., late_inputs: _Optional[_Union[LateInputs, _Mapping]] = ..., contents: _Optional[_Union[CacheContents, _Mapping]] = ...) -> None: ...
 
 class Header(_message.Message):
     __slots__ = ("format", "run", "number", "redacted", "has_steps", "unix_s", "clock_s", "setup", "model", "fingerprint", "depth", "options")
@@ -276,9 +278,17 @@ class RankTimes(_message.Message):
     sample_s: float
     def __init__(self, prepare_s: _Optional[float] = ..., forward_s: _Optional[float] = ..., sample_s: _Optional[float] = ...) -> None: ...
 
+class Expiry(_message.Message):
+    __slots__ = ("now",)
+    NOW_FIELD_NUMBER: _ClassVar[int]
+    now: float
+    def __init__(self, now: _Optional[float] = ...) -> None: ...
+
 class Restart(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("is_outside",)
+    IS_OUTSIDE_FIELD_NUMBER: _ClassVar[int]
+    is_outside: bool
+    def __init__(self, is_outside: _Optional[bool] = ...) -> None: ...
 
 class SchedulerState(_message.Message):
     __slots__ = ("num_arrivals", "last_step_id", "updated_at", "step_seconds", "last_token_s", "mean_wait_s", "is_backed_up", "removed", "empty_blocks", "cached_first_blocks", "cached_blocks", "nodes")

@@ -7,6 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class LeaseRenewal(_message.Message):
+    __slots__ = ("epoch", "number", "lease_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    lease_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
+
 class OpenRendezvousRequest(_message.Message):
     __slots__ = ("epoch", "world_size")
     EPOCH_FIELD_NUMBER: _ClassVar[int]

@@ -54,6 +54,11 @@ class WorkerStub:
                 request_serializer=protos_dot_worker__pb2.StepRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.StepReply.FromString,
                 _registered_method=True)
+        self.KeepAlive = channel.stream_stream(
+                '/lockstep.worker.v1.Worker/KeepAlive',
+                request_serializer=protos_dot_worker__pb2.LeaseRenewal.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.LeaseRenewal.FromString,
+                _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/lockstep.worker.v1.Worker/Shutdown',
                 request_serializer=protos_dot_worker__pb2.ShutdownRequest.SerializeToString,
@@ -94,6 +99,14 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepAlive(self, request_iterator, context):
+        """Keeps the worker: once it has begun, the worker ends itself when nothing has come for as long as the last message says.
+        Each message is answered with itself, also while a step runs. One stream at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Shutdown(self, request, context):
         """Leaves the process group and ends the process once the reply is sent.
         """
@@ -123,6 +136,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=protos_dot_worker__pb2.StepRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.StepReply.SerializeToString,
+            ),
+            'KeepAlive': grpc.stream_stream_rpc_method_handler(
+                    servicer.KeepAlive,
+                    request_deserializer=protos_dot_worker__pb2.LeaseRenewal.FromString,
+                    response_serializer=protos_dot_worker__pb2.LeaseRenewal.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
@@ -238,6 +256,33 @@ class Worker:
             '/lockstep.worker.v1.Worker/Execute',
             protos_dot_worker__pb2.StepRequest.SerializeToString,
             protos_dot_worker__pb2.StepReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepAlive(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lockstep.worker.v1.Worker/KeepAlive',
+            protos_dot_worker__pb2.LeaseRenewal.SerializeToString,
+            protos_dot_worker__pb2.LeaseRenewal.FromString,
             options,
             channel_credentials,
             insecure,

@@ -9,6 +9,7 @@ from typing import Literal
 from runtime.errors import ConfigError
 from runtime.options import option
 
+MIN_LEASE_S = 1.0  # a heartbeat is a tenth of it
 MAX_TIMEOUT_S = 7 * 24 * 3600  # longer waits overflow what the operating system takes
 # Workers keep the samples of 8 steps.
 MAX_PIPELINE_DEPTH = 8
@@ -95,7 +96,21 @@ class EngineConfig:
     pipeline_depth: int = option(
         2, "Most steps that the workers have at once: while one runs, the next is there already."
     )
-    step_timeout_s: float = option(300.0, "A step that takes longer means that a rank hangs.")
+    step_timeout_s: float = option(
+        300.0,
+        "A step that takes longer means that a rank hangs. Once steps of its size have been seen, "
+        "ten times as long as they take is enough, and 10 s at least.",
+    )
+    lease_s: float = option(
+        10.0,
+        "Workers end themselves when their driver is silent for so long, and count as lost when "
+        "they are.",
+    )
+    max_restarts: int = option(
+        6,
+        "When so many restarts of the workers in a row bring no token, all requests fail; it is "
+        "tried again nevertheless. With 0 the engine ends with its workers.",
+    )
     startup_timeout_s: float = option(900.0, "Longest wait for workers to start and load.")
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
     check_deltas: bool = option(
@@ -142,6 +157,11 @@ class EngineConfig:
         for name in ("step_timeout_s", "startup_timeout_s"):
             value = getattr(self, name)
             require(0 < value <= MAX_TIMEOUT_S, f"{name}={value} must be in (0, {MAX_TIMEOUT_S}]")
+        require(
+            MIN_LEASE_S <= self.lease_s <= MAX_TIMEOUT_S,
+            f"lease_s={self.lease_s} must be in [{MIN_LEASE_S}, {MAX_TIMEOUT_S}]",
+        )
+        require(self.max_restarts >= 0, f"max_restarts={self.max_restarts} must be at least 0")
         require(
             self.max_num_batched_tokens >= self.max_num_seqs,
             f"max_num_batched_tokens={self.max_num_batched_tokens} must be at least "

@@ -80,6 +80,7 @@ class Counters:
     num_timed_out: int = 0
     num_invalid_logits: int = 0
     num_empty_supports: int = 0
+    num_restarts: int = 0
     epoch: int = 1
     last_step: StepSummary | None = None
     ranks: tuple[RankSummary, ...] = ()

@@ -5,15 +5,17 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from runtime.cluster.group import LoadedModel, start_workers
+from runtime.cluster.epochs import Epochs
+from runtime.cluster.loaded_model import LoadedModel
 from runtime.config import EngineConfig
 from runtime.engine import Engine
 from runtime.errors import ConfigError
+from runtime.executor.base import Executor
 from runtime.fingerprint import model_fingerprint
 from runtime.generation_config import read_defaults, read_file
 from runtime.grammar.compiler import GrammarCompiler
@@ -23,6 +25,7 @@ from runtime.progress import StartupProgress
 from runtime.recording.encoder import Origin
 from runtime.recording.recorder import RecordedExecutor, RecordedScheduler, Recorder
 from runtime.recording.setup import SchedulerSetup
+from runtime.recovery import NewEpoch, Recovery, Workforce
 from runtime.request import ModelInfo
 from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingDefaults
 from runtime.scheduling.cache_layout import CacheLayout, make_cache_layout
@@ -49,15 +52,15 @@ def running_engine(
     each step while the workers run it.
     Raises ConfigError: the model or the options can't be served. Raises WorkerError: a rank died.
     """
-    with StartupProgress(quiet=quiet) as progress:
-        model_path = resolve_model(config.model, progress.message)
-        defaults = resolve_defaults(config, model_path)
-        check_model(config.model, Path(model_path), tp=config.tp, on_message=progress.message)
-        # Last: it may take an hour, and what is refused above would have been fetched in vain.
-        fetch_weights(config.model, model_path, progress.message)
-        group = start_workers(config, model_path, epoch=1, on_progress=progress.loaded)
-    with group:
-        spec = group.spec
+    with ExitStack() as stack:
+        with StartupProgress(quiet=quiet) as progress:
+            model_path = resolve_model(config.model, progress.message)
+            defaults = resolve_defaults(config, model_path)
+            check_model(config.model, Path(model_path), tp=config.tp, on_message=progress.message)
+            # Last: it may take an hour, and what is refused above would have been fetched in vain.
+            fetch_weights(config.model, model_path, progress.message)
+            epochs = stack.enter_context(Epochs(config, model_path))
+            spec = epochs.start(progress.loaded)
         layout = plan_cache(config, spec)
         model = ModelInfo(
             name=config.served_model_name or config.model,
@@ -81,24 +84,40 @@ def running_engine(
         )
         setup = scheduler_setup(config, layout, model)
         with closing(compiler), _recording(config, setup, model) as recorder:
-            group.allocate_cache(layout)
-            scheduler, executor = _scheduler(setup, recorder), group.executor()
+            epochs.allocate_cache(layout)
+            scheduler, executor = _scheduler(setup, recorder), _executor(epochs, recorder)
             engine = Engine(
                 model=model,
                 scheduler=scheduler,
-                executor=executor if recorder is None else RecordedExecutor(executor, recorder),
+                executor=executor,
                 compiler=compiler,
                 depth=config.pipeline_depth,
+                recovery=_recovery(config, epochs, recorder),
                 on_idle=partial(_on_idle, scheduler, recorder, on_idle),
                 on_wait=on_wait,
             )
-            group.on_lost(engine.fail)
+            epochs.group.on_lost(partial(engine.lose, executor))
             _log_start(config, spec, layout, model)
             engine.start()
             try:
                 yield engine
             finally:
                 engine.stop()
+
+
+def _executor(epochs: Epochs, recorder: Recorder | None) -> Executor:
+    executor = epochs.executor()
+    return executor if recorder is None else RecordedExecutor(executor, recorder)
+
+
+def _recovery(config: EngineConfig, epochs: Epochs, recorder: Recorder | None) -> Recovery | None:
+    def restart() -> NewEpoch:
+        epochs.restart()
+        return NewEpoch(_executor(epochs, recorder), epochs.group.on_lost)
+
+    if config.max_restarts == 0:
+        return None
+    return Recovery(Workforce(epochs.find_cause, restart), max_restarts=config.max_restarts)
 
 
 def _log_start(

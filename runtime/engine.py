@@ -12,11 +12,18 @@ from functools import partial
 
 from runtime.choices import make_choices
 from runtime.counters import Counters, StepTimes
-from runtime.errors import LockstepError, UnavailableError
+from runtime.errors import (
+    CapacityError,
+    DeadlineError,
+    LockstepError,
+    UnavailableError,
+    WorkerError,
+)
 from runtime.executor.base import Executor
 from runtime.intake import Intake
 from runtime.live_requests import LiveRequests, Sink
 from runtime.mailbox import Mailbox
+from runtime.recovery import Recovery
 from runtime.request import EngineStats, FinishReason, ModelInfo, Request, RequestFailure
 from runtime.scheduling.output import StepOutcome
 from runtime.scheduling.scheduler import Scheduler
@@ -31,6 +38,8 @@ DEPTH = 2
 IDLE_CHECK_S = 1.0
 # A step that runs at stop may take so long; then the ranks are ended under it.
 STOP_STEP_S = 2.0
+# What the scheduler says of requests that waited too long.
+DROPPED_LATE = (CapacityError, DeadlineError)
 
 
 class Engine:
@@ -40,6 +49,8 @@ class Engine:
     itself and doesn't start the engine. `on_idle` is called when nothing has run for a second,
     `on_wait` in each step, when the workers have all that they can get.
     Up to `depth` steps are in flight: while the workers run one, the next is with them already.
+    With `recovery` it outlives its workers: what ran waits for new ones. Without, it ends with
+    them.
     """
 
     def __init__(
@@ -50,6 +61,7 @@ class Engine:
         executor: Executor,
         compiler: Compiler,
         depth: int = DEPTH,
+        recovery: Recovery | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_idle: Callable[[], object] = lambda: None,
         on_wait: Callable[[], object] = lambda: None,
@@ -81,6 +93,10 @@ class Engine:
             depth=depth,
             clock=clock,
         )
+        self._recovery = recovery
+        self._outage: LockstepError | None = None  # since recovery has given up, for now
+        self.why_not_ready: str | None = None  # there are no workers; read on any thread
+        self._on_readiness: list[Callable[[str | None], None]] = []
         self._counters = Counters()
         self._failure: LockstepError | None = None
         self._refusal: LockstepError | None = None  # of what comes while the engine drains
@@ -120,6 +136,17 @@ class Engine:
         """Calls `callback` on the engine's thread when it drains or ends. Before the start."""
         self._on_drain.append(callback)
 
+    def on_readiness(self, callback: Callable[[str | None], None]) -> None:
+        """Calls `callback` on the engine's thread with each new `why_not_ready`.
+
+        Before the start.
+        """
+        self._on_readiness.append(callback)
+
+    def lose(self, executor: Executor, error: WorkerError) -> None:
+        """The workers behind `executor` are gone, perhaps while no step runs. On any thread."""
+        self._mailbox.post(partial(self._lose, executor, error))
+
     def drain(self) -> None:
         """Refuses what comes from now on, and goes on with what is here. On any thread."""
         self._mailbox.post(self._drain)
@@ -151,7 +178,7 @@ class Engine:
         if connection.is_closed:  # while the request was on its way here
             return
         key = (connection, request.request_id)
-        refusal = self._failure or self._refusal
+        refusal = self._failure or self._refusal or self._outage
         if refusal is None:
             try:
                 self._live.check_free(key)
@@ -187,17 +214,17 @@ class Engine:
     def step(self) -> None:
         """Hands over steps until `depth` are in flight, waits for the oldest and publishes it.
 
-        Engine's thread only. Raises WorkerError: the ranks are lost, and the engine with them.
+        Engine's thread only. Raises WorkerError: the ranks are lost.
         """
         self._pipeline.fill()
-        dropped = self._scheduler.take_dropped()
-        for sequence, error in dropped:
-            self._counters.num_timed_out += self._fail(sequence.sequence_id, error)
+        has_dropped = self._fail_dropped()
         self._on_wait()
         step = self._pipeline.finish()
         if step is None:
-            assert dropped, "work is queued, nothing is in flight and nothing runs"
+            assert has_dropped, "work is queued, nothing is in flight and nothing runs"
             return
+        if self._recovery is not None:
+            self._recovery.succeed()
         self._counters.count(step.output, step.outcome)
         self._live.publish(step.output, step.outcome)
         self._fail_choices(step.outcome)
@@ -207,10 +234,12 @@ class Engine:
     def _run(self) -> None:
         try:
             while True:
-                self.run_submitted()
-                while not self._scheduler.has_work:
-                    self._idle()
-                self.step()
+                try:
+                    self._serve()
+                except WorkerError as error:
+                    self._recover(error)
+        except _EndedError as ended:
+            self._end(ended.error)
         except LockstepError as error:
             self._end(self._ending or error)
         except Exception as error:  # the edge of the thread: a bug of ours, reported to everybody
@@ -219,6 +248,72 @@ class Engine:
         while not self._stopped:
             self._mailbox.run_next()  # an ended engine still refuses what comes
         self._mailbox.close()
+
+    def _serve(self) -> None:
+        """Until the workers are lost, which is raised, as is what ends the engine."""
+        while True:
+            self.run_submitted()
+            while not self._scheduler.has_work:
+                self._idle()
+            self.step()
+
+    def _recover(self, error: WorkerError) -> None:
+        """New workers take over: what ran waits for them, and is computed again.
+
+        Requests come, go and time out meanwhile. Raises `error`: that isn't wanted.
+        """
+        recovery = self._recovery
+        if recovery is None or self._ending is not None:
+            raise error
+        logger.error("the workers are lost: %s", error)
+        self._set_readiness(f"the workers are lost and started again: {error}")
+        error = recovery.find_cause(error)
+        reason: LockstepError = error
+        while True:
+            if recovery.is_hopeless:
+                self._fail_all(reason)
+            begun = recovery.begin(on_done=partial(self._mailbox.post, _wake))
+            while not begun.done():
+                self._mailbox.run_next(IDLE_CHECK_S)
+                self._scheduler.expire(self.clock())
+                self._fail_dropped()
+            try:
+                epoch = begun.result()
+                break
+            except LockstepError as failure:
+                logger.error("the workers can't be started: %s", failure)
+                reason = failure
+        self._scheduler.restart(is_outside=error.is_outside)
+        self._fail_dropped()
+        self._pipeline.restart(epoch.executor)
+        self._executor, self._outage = epoch.executor, None
+        self._counters.num_restarts += 1
+        epoch.on_lost(partial(self.lose, epoch.executor))
+        self._set_readiness(None)
+        logger.warning("the workers are back; they were lost since %s", error)
+
+    def _fail_all(self, reason: LockstepError) -> None:
+        """Fails what is here, and refuses what comes until there are workers again."""
+        self._outage = UnavailableError(f"the workers can't be started, which goes on: {reason}")
+        for sequence_id in self._live.sequence_ids():
+            self._fail(sequence_id, self._outage)
+
+    def _fail_dropped(self) -> bool:
+        """Those that waited too long, or can't be run; whether there were any."""
+        dropped = self._scheduler.take_dropped()
+        for sequence, error in dropped:
+            has_failed = self._fail(sequence.sequence_id, error)
+            self._counters.num_timed_out += has_failed and isinstance(error, DROPPED_LATE)
+        return bool(dropped)
+
+    def _lose(self, executor: Executor, error: WorkerError) -> None:
+        if executor is self._executor and self._failure is None and self.why_not_ready is None:
+            raise error
+
+    def _set_readiness(self, why_not: str | None) -> None:
+        self.why_not_ready = why_not
+        for callback in self._on_readiness:
+            callback(why_not)
 
     def _idle(self) -> None:
         if self._refusal is not None and not self._live:
@@ -254,6 +349,8 @@ class Engine:
 
     def _end(self, error: LockstepError) -> None:
         self._failure = error
+        if self._recovery is not None:
+            self._recovery.stop()
         self._drain()  # first: who hears that a request has failed mustn't give it back to us
         self._live.fail_all(error)
         self._ended.set()
@@ -268,10 +365,22 @@ class Engine:
 
     def _raise(self, error: LockstepError) -> None:
         if self._failure is None:
-            raise error
+            raise _EndedError(error)
 
     def _stop(self) -> None:
         self._stopped = True
+
+
+class _EndedError(Exception):
+    """Somebody has ended the engine with an error."""
+
+    def __init__(self, error: LockstepError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _wake() -> None:
+    """For a thread that waits for its mailbox."""
 
 
 class Connection:

@@ -89,7 +89,8 @@ class EngineServer:
         self._server.stop(grace_s).wait()
 
 
-_Item = Outputs | EngineStats | engine_pb2.EngineDraining | LockstepError | MalformedError
+_Told = engine_pb2.EngineDraining | engine_pb2.EngineReadiness
+_Item = Outputs | EngineStats | _Told | LockstepError | MalformedError
 
 
 class _Servicer(engine_pb2_grpc.EngineServicer):
@@ -100,6 +101,7 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
         self._is_draining = False
         self._stopped = False
         engine.on_drain(self._drain)
+        engine.on_readiness(self._tell_readiness)
 
     def Connect(
         self,
@@ -112,6 +114,8 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
                 stream.end(UnavailableError("the engine is stopping"))
             if self._is_draining:
                 stream.tell_draining()
+            if (why_not := self._engine.why_not_ready) is not None:
+                stream.tell_readiness(why_not)
             self._streams.add(stream)
         if not context.add_callback(lambda: self._close(stream)):
             self._close(stream)
@@ -140,6 +144,11 @@ class _Servicer(engine_pb2_grpc.EngineServicer):
             self._is_draining = True
             for stream in self._streams:
                 stream.tell_draining()
+
+    def _tell_readiness(self, why_not: str | None) -> None:
+        with self._lock:
+            for stream in self._streams:
+                stream.tell_readiness(why_not)
 
     def _close(self, stream: "_Stream") -> None:
         with self._lock:
@@ -183,6 +192,8 @@ class _Stream:
                     yield engine_pb2.EngineMessage(stats=encode_stats(item))
                 case engine_pb2.EngineDraining():
                     yield engine_pb2.EngineMessage(draining=item)
+                case engine_pb2.EngineReadiness():
+                    yield engine_pb2.EngineMessage(readiness=item)
                 case _:
                     yield from _encode(item)
 
@@ -192,6 +203,9 @@ class _Stream:
 
     def tell_draining(self) -> None:
         self._outbox.put(engine_pb2.EngineDraining())
+
+    def tell_readiness(self, why_not: str | None) -> None:
+        self._outbox.put(engine_pb2.EngineReadiness(is_ready=why_not is None, reason=why_not or ""))
 
     def close(self) -> None:
         """The stream is over, whatever the reason."""

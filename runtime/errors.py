@@ -37,7 +37,15 @@ class FingerprintError(LockstepError):
 
 
 class WorkerError(UnavailableError):
-    """A rank died, hung, or disagreed with the others. The message names the rank and the cause."""
+    """A rank died, hung, or disagreed with the others. The message names the rank and the cause.
+
+    `is_outside`: what happened to it had nothing to do with what it ran: it was killed, its node is
+    gone, or nobody can reach it.
+    """
+
+    def __init__(self, message: str, *, is_outside: bool = False) -> None:
+        super().__init__(message)
+        self.is_outside = is_outside
 
 
 class ConfigError(LockstepError):

@@ -128,6 +128,10 @@ class LiveRequests:
         """Those that haven't ended."""
         return {i: each for i, each in choices.items() if each.sequence_id in self._owners}
 
+    def sequence_ids(self) -> list[int]:
+        """Of all choices that haven't ended."""
+        return list(self._owners)
+
     def key_of(self, sequence_id: int) -> Key | None:
         owner = self._owners.get(sequence_id)
         return None if owner is None else (owner[0].client, owner[0].request_id)

@@ -1,9 +1,10 @@
 """`lockstep replay --model`: recorded steps on workers."""
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 
-from runtime.cluster.group import start_workers
+from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 from runtime.driver import resolve_defaults
 from runtime.errors import ConfigError
@@ -29,26 +30,27 @@ def replay_model(
     died.
     """
     segment = read_segment(recording, first_step=first_step, num_steps=num_steps)
-    with StartupProgress(quiet=True) as progress:
-        path = resolve_model(config.model, progress.message)
-        fetch_weights(config.model, path, progress.message)
-        group = start_workers(config, path, epoch=1, on_progress=progress.loaded)
-    with group:
+    with ExitStack() as stack:
+        with StartupProgress(quiet=True) as progress:
+            path = resolve_model(config.model, progress.message)
+            fetch_weights(config.model, path, progress.message)
+            epochs = stack.enter_context(Epochs(config, path))
+            spec = epochs.start(progress.loaded)
         layers = sorted(layer for each in segment.layout.groups for layer in each.layers)
-        if layers != [*range(len(group.spec.layers))]:
+        if layers != [*range(len(spec.layers))]:
             raise ConfigError(
-                f"{config.model} has {len(group.spec.layers)} attention calls in a forward pass, "
+                f"{config.model} has {len(spec.layers)} attention calls in a forward pass, "
                 f"the recorded model {len(layers)}: it is another"
             )
         fingerprint = model_fingerprint(
             Path(path),
             config.dtype,
-            eos_token_ids=group.spec.eos_token_ids,
+            eos_token_ids=spec.eos_token_ids,
             defaults=resolve_defaults(config, path),
         )
         if fingerprint != recording.header.fingerprint:
             logger.warning(
                 "%s isn't quite the recorded model: the fingerprints differ", config.model
             )
-        group.allocate_cache(segment.layout)
-        return run_segment(group.executor(), segment)
+        epochs.allocate_cache(segment.layout)
+        return run_segment(epochs.executor(), segment)

@@ -58,6 +58,11 @@ class StepPipeline:
         )
         self._in_flight: deque[_Step] = deque()  # oldest first
 
+    def restart(self, executor: Executor) -> None:
+        """Other workers run the steps from now on; those in flight are forgotten."""
+        self._executor = executor
+        self._in_flight.clear()
+
     def fill(self) -> None:
         """Hands over steps until `depth` are in flight, or there is nothing to run."""
         while len(self._in_flight) < self.depth:

@@ -86,6 +86,11 @@ class FakeEngine:
     def connect(self, sink: Sink) -> "FakeConnection":
         return FakeConnection(self, sink)
 
+    why_not_ready = None
+
+    def on_readiness(self, callback: Callable[[str | None], None]) -> None:
+        self.tell_readiness = callback
+
     def on_drain(self, callback: Callable[[], None]) -> None:
         self.tell_draining = callback
 

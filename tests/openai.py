@@ -256,7 +256,11 @@ class RunningApp:
         )
         app = make_app(
             self.service,
-            Operations(metrics=self._scrape, stats=pool.stats),
+            Operations(
+                metrics=self._scrape,
+                stats=pool.stats,
+                why_not_ready=self._service_options.get("why_refused", pool.why_not_ready),
+            ),
             **self._app_options,
         )
         config = uvicorn.Config(app, lifespan="off", log_level="warning", access_log=False)

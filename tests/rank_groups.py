@@ -1,12 +1,14 @@
 """Groups of two ranks in processes of their own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import psutil
 
-from runtime.cluster.group import WorkerGroup, start_workers
+from runtime.cluster.epochs import Epochs
+from runtime.cluster.group import WorkerGroup
 from runtime.config import EngineConfig
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
@@ -19,9 +21,10 @@ START_S = 60.0
 OnProgress = Callable[[int, int], None]
 
 
-def start(
+@contextmanager
+def started(
     model: str, launcher: str, on_progress: OnProgress = lambda loaded, total: None, **options: Any
-) -> WorkerGroup:
+) -> Iterator[WorkerGroup]:
     config = EngineConfig(
         launcher=launcher,
         tp=2,
@@ -30,7 +33,9 @@ def start(
         startup_timeout_s=START_S,
         **options,
     )
-    return start_workers(config, model, epoch=1, on_progress=on_progress)
+    with Epochs(config, model) as epochs:
+        epochs.start(on_progress)
+        yield epochs.group
 
 
 def ready_executor(group: WorkerGroup) -> GrpcExecutor:

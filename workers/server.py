@@ -10,9 +10,10 @@ import logging
 import os
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from workers.caller import end_with_stdin
 
@@ -27,8 +28,8 @@ SERVICE_NAME = "lockstep.worker.v1.Worker"
 STOP_GRACE_S = 0.5
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 
-# One each for Execute, Initialize and Shutdown, the rest for health.
-NUM_THREADS = 8
+# One each for KeepAlive, Execute, Initialize and Shutdown, the rest for health.
+NUM_THREADS = 9
 
 SERVER_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
@@ -60,13 +61,24 @@ class WorkerServer:
         self.server.stop(STOP_GRACE_S).wait()
 
 
+def end_without_driver() -> NoReturn:
+    """Ends this process at once: the device may hang in a collective."""
+    print("worker: the driver's lease ran out: it is gone, or cut off", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def serve(
-    host: str, token: str, model_side: "ModelSide", cluster_certs: str | None = None
+    host: str,
+    token: str,
+    model_side: "ModelSide",
+    cluster_certs: str | None = None,
+    on_expired: Callable[[], None] = end_without_driver,
 ) -> WorkerServer:
     """Serves Worker and health on a free port of `host`; both ask for the token.
 
     By mutual TLS where `cluster_certs` has the folder with its certificates; raises ValueError,
     which names the file, where they can't be used.
+    `on_expired` is called once the driver has let the lease run out.
     Health tells of the process under "", and of steps under SERVICE_NAME: serving from
     AllocateCache until a step fails.
     """
@@ -91,7 +103,7 @@ def serve(
         )
 
     on_serving(False)
-    service = WorkerService(model_side, on_serving)
+    service = WorkerService(model_side, on_serving, on_expired)
     server = grpc.server(
         ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grpc"),
         interceptors=[TokenInterceptor(token), MalformedInterceptor()],

@@ -25,6 +25,7 @@ from workers.codec import (
 )
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
 from workers.errors import CacheError, ModelError, OutOfOrderError, StepError, WorkerError
+from workers.lease import Lease
 from workers.model_side import Executor, ModelSide, Parallel, Progress
 from workers.serial_thread import SerialThread
 from workers.step_stream import StepOrder, StepStream
@@ -47,9 +48,17 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
 
 
 class WorkerService(worker_pb2_grpc.WorkerServicer):
-    """One rank. Sets `stopped` after a Shutdown; tells `on_serving` whether steps can run now."""
+    """One rank. Sets `stopped` after a Shutdown; tells `on_serving` whether steps can run now.
 
-    def __init__(self, model_side: ModelSide, on_serving: Callable[[bool], None]) -> None:
+    `on_expired` is called when its driver has let the lease run out.
+    """
+
+    def __init__(
+        self,
+        model_side: ModelSide,
+        on_serving: Callable[[bool], None],
+        on_expired: Callable[[], None],
+    ) -> None:
         self.stopped = threading.Event()
         self._model_side = model_side
         self._on_serving = on_serving
@@ -63,6 +72,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor: Executor | None = None
         self._limits: StepLimits | None = None
         self._order = StepOrder()
+        self._lease = Lease(on_expired)
         self._fault: str | None = None
 
     def OpenRendezvous(
@@ -120,7 +130,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
 
         Steps that have come wait for the device, so that it has one to run when another is over.
         """
-        with self._answering(context), self._one_stream(), self._failing_for_good():
+        with self._answering(context), self._executing(), self._failing_for_good():
             executor, limits = self._executor, self._limits
             if executor is None or limits is None:
                 raise OutOfOrderError("a step came before AllocateCache")
@@ -138,12 +148,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
                 ).start()
                 yield from steps.replies()
 
+    def KeepAlive(
+        self, request_iterator: Iterator[worker_pb2.LeaseRenewal], context: grpc.ServicerContext
+    ) -> Iterator[worker_pb2.LeaseRenewal]:
+        """Its end isn't the lease's, which runs out by itself."""
+        with self._answering(context), self._one_stream("KeepAlive"):
+            for renewal in request_iterator:
+                self._enter(renewal.epoch)
+                if not renewal.lease_ms:
+                    raise StepError("lease_ms=0 must be at least 1")
+                self._lease.renew(renewal.lease_ms / 1000)
+                yield renewal
+
     def Shutdown(
         self, request: worker_pb2.ShutdownRequest, context: grpc.ServicerContext
     ) -> worker_pb2.ShutdownReply:
         """Answers in little more than CLOSE_TIMEOUT_S, even while a collective hangs."""
         with self._answering(context):
             self._enter(request.epoch)
+            self._lease.release()
             if not context.add_callback(self.stopped.set):
                 self.stopped.set()
             leaving = self._device.submit(self._leave)
@@ -194,15 +217,20 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             raise
 
     @contextmanager
-    def _one_stream(self) -> Iterator[None]:
+    def _executing(self) -> Iterator[None]:
         if self._fault is not None:
             raise OutOfOrderError(f"no step can follow the one that failed: {self._fault}")
-        self._claim("Execute")
+        with self._one_stream("Execute"):
+            yield
+
+    @contextmanager
+    def _one_stream(self, name: str) -> Iterator[None]:
+        self._claim(name)
         try:
             yield
         finally:
             with self._lock:
-                self._claims.discard("Execute")
+                self._claims.discard(name)
 
     @contextmanager
     def _failing_for_good(self) -> Iterator[None]:

@@ -25,6 +25,7 @@ from runtime.config import EngineConfig
 from runtime.driver import make_scheduler, plan_cache
 from runtime.engine import Engine
 from runtime.engine_service import EngineServer
+from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.request import EngineStats, ModelInfo
 from runtime.structured import NoCompiler
@@ -50,7 +51,7 @@ class GivenWorkers:
     def watch(self, on_death: OnDeath) -> None:
         """Their ends are seen by who started them."""
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """They are somebody else's."""
 
 
@@ -131,7 +132,7 @@ def run_driver(
             channels,
             token=token,
             epoch=EPOCH,
-            step_timeout_s=config.step_timeout_s,
+            deadlines=StepDeadlines(config.step_timeout_s),
             check_ranks=False,
             share_samples=on.depth > 1,
             on_broken=lambda rank, cause: None,

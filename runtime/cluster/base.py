@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,19 @@ class WorkerAddress:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-OnDeath = Callable[[int, str], None]  # rank, cause
+class Death(NamedTuple):
+    """The end of one rank."""
+
+    rank: int
+    cause: str
+    is_outside: bool = False  # nothing that it ran can have caused it
+
+
+OnDeath = Callable[[Death], None]
 
 
 class Launcher(Protocol):
-    """Starts workers and ends them. One object launches once."""
+    """Starts the workers of one epoch and ends them. One object launches once."""
 
     def launch(self, count: int) -> list[WorkerAddress]:
         """Starts `count` workers and returns them in the order of their ranks, once all serve.
@@ -38,6 +46,25 @@ class Launcher(Protocol):
         """Calls `on_death` for each rank that ends before `close`, from another thread."""
         ...
 
+    def close(self, *, at_once: bool = False) -> None:
+        """Ends every worker in a few seconds, or without a chance to say goodbye.
+
+        May be called twice, before `launch`, and from another thread during it, which then raises
+        WorkerError.
+        """
+        ...
+
+
+class Cluster(Protocol):
+    """Where the workers of one driver run, epoch after epoch."""
+
+    def launcher(self, token: str) -> Launcher:
+        """For the next epoch, whose workers ask for `token`.
+
+        Raises ConfigError: there is no such cluster.
+        """
+        ...
+
     def close(self) -> None:
-        """Ends every worker in a few seconds. May be called twice, and before `launch`."""
+        """Leaves the cluster, whose workers have ended. May be called twice."""
         ...

@@ -1,8 +1,6 @@
 """The ranks of one epoch: their start, and what the driver holds of them afterwards."""
 
 import logging
-import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +11,14 @@ from types import TracebackType
 from typing import Self
 
 from protos import worker_pb2
-from runtime.cluster.base import Launcher, WorkerAddress
+from runtime.cluster.base import Death, Launcher, WorkerAddress
+from runtime.cluster.heartbeat import Heartbeat
 from runtime.cluster.loaded_model import LoadedModel, loaded_model
-from runtime.cluster.local_launcher import LocalLauncher
 from runtime.cluster.worker_client import Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.credentials import cluster_channel_credentials
 from runtime.errors import LockstepError, WorkerError
+from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.cache_layout import CacheLayout
 
@@ -34,19 +33,24 @@ OnProgress = Callable[[int, int], None]  # bytes loaded and to load, of all rank
 
 
 def start_workers(
-    config: EngineConfig, model_path: str, *, epoch: int, on_progress: OnProgress
+    launcher: Launcher,
+    config: EngineConfig,
+    model_path: str,
+    *,
+    token: str,
+    epoch: int,
+    on_progress: OnProgress,
 ) -> "WorkerGroup":
     """Starts `config.tp` workers and loads the model in `model_path`, a folder on every node.
 
+    `launcher` starts workers that ask for `token`.
     Raises ConfigError: the model or the options can't be served, in the worker's words. Raises
     WorkerError: a rank died, hung past startup_timeout_s, or loaded another model than the others.
     On any error, an interrupt included, everything that was started is ended again.
     """
-    token = secrets.token_hex(32)
     credentials = cluster_channel_credentials(config.cluster_certs)
     deadline = time.monotonic() + config.startup_timeout_s
     with ExitStack() as stack:
-        launcher = _make_launcher(config, token)
         stack.callback(launcher.close)
         addresses = launcher.launch(config.tp)
         clients = [
@@ -84,9 +88,12 @@ class WorkerGroup:
         self._cleanup.callback(launcher.close)
         for client in self._clients:
             self._cleanup.callback(client.close)
-        self._cleanup.callback(self._ask_to_shut_down)
+        self._heartbeat = Heartbeat(clients, lease_s=config.lease_s, on_silent=self._on_silent)
+        self._cleanup.callback(self._heartbeat.close)
+        self._farewell = self._cleanup.enter_context(ExitStack())
+        self._farewell.callback(self._ask_to_shut_down)
         self._has_lost = False
-        self._lost: Future[tuple[int, str]] = Future()  # rank and cause of the first death
+        self._lost: Future[Death] = Future()  # the first
         self._spec: LoadedModel | None = None
 
     @property
@@ -100,6 +107,7 @@ class WorkerGroup:
         """Has the ranks find each other and load; called once, by start_workers."""
         replies: SimpleQueue[tuple[int, Reply]] = SimpleQueue()
         self._launcher.watch(self._on_death)
+        self._heartbeat.start()
         self.on_lost(lambda error: replies.put((-1, error)))
         try:
             port = 0
@@ -133,20 +141,24 @@ class WorkerGroup:
             self._raise_death()
             raise
 
-    def executor(self) -> GrpcExecutor:
-        """Runs steps on the ranks. Its `close` ends its streams; this group's ends the ranks."""
+    def executor(self, deadlines: StepDeadlines | None = None) -> GrpcExecutor:
+        """Runs steps on the ranks, by deadlines that know earlier epochs.
+
+        Its `close` ends its streams; this group's ends the ranks.
+        """
         executor = GrpcExecutor(
             [client.channel for client in self._clients],
             token=self._token,
             epoch=self._epoch,
-            step_timeout_s=self._config.step_timeout_s,
+            deadlines=deadlines or StepDeadlines(self._config.step_timeout_s),
             check_ranks=self._config.check_ranks,
             share_samples=self._config.pipeline_depth > 1,
             check_deltas=self._config.check_deltas,
             on_broken=self._on_broken,
         )
         self._cleanup.callback(executor.close)
-        self._lost.add_done_callback(lambda lost: executor.fail(*lost.result()))
+        self._lost.add_done_callback(lambda lost: executor.fail(*lost.result()[:2]))
+        self._heartbeat.watch()
         return executor
 
     def on_lost(self, callback: Callable[[WorkerError], None]) -> None:
@@ -154,11 +166,25 @@ class WorkerGroup:
 
         At once where one has died already; never for ranks that `close` ends.
         """
-        self._lost.add_done_callback(lambda lost: callback(_death(*lost.result())))
+        self._lost.add_done_callback(lambda lost: callback(self._describe(lost.result())))
+
+    def find_cause(self, error: WorkerError) -> WorkerError:
+        """The death of a rank behind what was noticed first, if there is one."""
+        try:
+            return self._describe(self._lost.result(DEATH_GRACE_S))
+        except TimeoutError:
+            return error
 
     def close(self) -> None:
         """Ends everything in a few seconds. May be called twice."""
         self._closing.set()
+        self._cleanup.close()
+
+    def kill(self) -> None:
+        """As `close`, for ranks that are lost: none is asked to leave, which may take its time."""
+        self._farewell.pop_all()
+        self._closing.set()
+        self._launcher.close(at_once=True)
         self._cleanup.close()
 
     def __enter__(self) -> Self:
@@ -219,28 +245,38 @@ class WorkerGroup:
                 )
         return [specs[rank] for rank in ranks]
 
-    def _on_death(self, rank: int, cause: str) -> None:
+    def _on_death(self, death: Death) -> None:
         with self._lock:
             if self._closing.is_set() or self._has_lost:
                 return
             self._has_lost = True
-        logger.error("rank %d is gone: %s", rank, cause)
-        self._lost.set_result((rank, cause))
+        logger.error("%s", self._describe(death))
+        self._lost.set_result(death)
+
+    def _on_silent(self, rank: int, cause: str) -> None:
+        self._on_death(Death(rank, cause))
 
     def _on_broken(self, rank: int, cause: str) -> None:
         """A rank whose stream broke is lost, also while no step runs and it seems to live."""
         try:
             self._lost.result(DEATH_GRACE_S)  # the end behind it, if it is one, says more
         except TimeoutError:
-            self._on_death(rank, f"its stream broke: {cause}")
+            self._on_death(Death(rank, f"its stream broke: {cause}"))
 
     def _raise_death(self) -> None:
         """Raises the death of a rank instead of what followed from it."""
         try:
-            rank, cause = self._lost.result(DEATH_GRACE_S)
+            death = self._lost.result(DEATH_GRACE_S)
         except TimeoutError:
             return
-        raise _death(rank, cause)
+        raise self._describe(death)
+
+    def _describe(self, death: Death) -> WorkerError:
+        address = self._addresses[death.rank]
+        return WorkerError(
+            f"rank {death.rank} on {address.host} is gone: {death.cause}",
+            is_outside=death.is_outside,
+        )
 
     def _ask_to_shut_down(self) -> None:
         for client, future in [(client, client.shutdown()) for client in self._clients]:
@@ -248,31 +284,6 @@ class WorkerGroup:
             if error is not None:
                 # It may be dead already; the launcher ends it in any case.
                 logger.debug("rank %d did not shut down: %s", client.address.rank, error.code())
-
-
-def _make_launcher(config: EngineConfig, token: str) -> Launcher:
-    # Actors start in another folder than ours.
-    certs = config.cluster_certs and os.path.abspath(config.cluster_certs)
-    if config.launcher == "local":
-        return LocalLauncher(
-            token=token,
-            startup_timeout_s=config.startup_timeout_s,
-            cluster_certs=certs,
-        )
-    # Here, not above: local workers need no Ray, and importing it takes a while.
-    from runtime.cluster.ray_launcher import RayLauncher
-
-    return RayLauncher(
-        token=token,
-        address=config.ray_address,
-        device=config.device,
-        startup_timeout_s=config.startup_timeout_s,
-        cluster_certs=certs,
-    )
-
-
-def _death(rank: int, cause: str) -> WorkerError:
-    return WorkerError(f"rank {rank} is gone: {cause}")
 
 
 def _remaining(deadline: float) -> float:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -10,9 +11,10 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from runtime.child_environment import without_secrets
-from runtime.cluster.base import OnDeath, WorkerAddress
+from runtime.cluster.base import Death, OnDeath, WorkerAddress
 from runtime.errors import WorkerError
 from workers.server import TOKEN_VARIABLE
 
@@ -20,6 +22,27 @@ HOST = "127.0.0.1"
 TERMINATE_TIMEOUT_S = 2.0
 LOG_TIMEOUT_S = 1.0
 NUM_KEPT_LINES = 15
+# Somebody sends them; the others come from what a process does itself.
+SENT_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class LocalCluster:
+    """Nothing but the machine that the driver is on."""
+
+    def __init__(self, *, startup_timeout_s: float, cluster_certs: str | None = None) -> None:
+        self._startup_timeout_s = startup_timeout_s
+        self._cluster_certs = cluster_certs
+
+    def launcher(self, token: str) -> "LocalLauncher":
+        """As Cluster.launcher."""
+        return LocalLauncher(
+            token=token,
+            startup_timeout_s=self._startup_timeout_s,
+            cluster_certs=self._cluster_certs,
+        )
+
+    def close(self) -> None:
+        """As Cluster.close: nothing is left."""
 
 
 class LocalLauncher:
@@ -35,6 +58,7 @@ class LocalLauncher:
         self._token = token
         self._cluster_certs = cluster_certs
         self._startup_timeout_s = startup_timeout_s
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._workers: list[_WorkerProcess] = []
 
@@ -44,9 +68,12 @@ class LocalLauncher:
         handshakes: SimpleQueue[tuple[int, str]] = SimpleQueue()
         for rank in range(count):
             worker = _WorkerProcess(rank, handshakes.put)
-            # Known before it starts: an interrupt may come at any moment.
-            self._workers.append(worker)
-            worker.start(self._token, self._cluster_certs)
+            with self._lock:
+                if self._closing.is_set():
+                    raise WorkerError("the launcher was closed while workers started")
+                # Known before it starts: an interrupt may come at any moment.
+                self._workers.append(worker)
+                worker.start(self._token, self._cluster_certs)
         ports: dict[int, int] = {}
         while len(ports) < count:
             try:
@@ -58,7 +85,7 @@ class LocalLauncher:
                     f"startup_timeout_s={self._startup_timeout_s:g}"
                 ) from None
             if not line:
-                cause = self._workers[rank].exit_cause.result()
+                cause = _describe(*self._workers[rank].ended.result())
                 raise WorkerError(f"rank {rank} ended before it served: {cause}")
             ports[rank] = json.loads(line)["port"]
         return [
@@ -69,35 +96,44 @@ class LocalLauncher:
     def watch(self, on_death: OnDeath) -> None:
         """As Launcher.watch; the cause has the exit code and the last lines of the log."""
         for worker in self._workers:
-            worker.exit_cause.add_done_callback(self._reporter(worker.rank, on_death))
+            worker.ended.add_done_callback(self._reporter(worker.rank, on_death))
 
-    def close(self) -> None:
+    def close(self, *, at_once: bool = False) -> None:
         """As Launcher.close."""
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
         for worker in self._workers:
             worker.terminate()
-        deadline = time.monotonic() + TERMINATE_TIMEOUT_S
+        deadline = time.monotonic() + (0.0 if at_once else TERMINATE_TIMEOUT_S)
         for worker in self._workers:
             worker.end(deadline)
 
-    def _reporter(self, rank: int, on_death: OnDeath) -> Callable[[Future[str]], None]:
-        def report(exit_cause: Future[str]) -> None:
+    def _reporter(self, rank: int, on_death: OnDeath) -> "Callable[[Future[_Exit]], None]":
+        def report(ended: Future[_Exit]) -> None:
             if not self._closing.is_set():
-                on_death(rank, exit_cause.result())
+                code, log = ended.result()
+                on_death(Death(rank, _describe(code, log), is_outside=-code in SENT_SIGNALS))
 
         return report
+
+
+class _Exit(NamedTuple):
+    """How a process has ended."""
+
+    code: int
+    log: str  # its last lines
 
 
 class _WorkerProcess:
     """One process, and the two threads that read what it writes.
 
     `on_handshake` gets the rank and the first line of standard output, "" where there was none.
-    `exit_cause` is done when the process has ended.
+    `ended` is done when the process has.
     """
 
     def __init__(self, rank: int, on_handshake: Callable[[tuple[int, str]], None]) -> None:
         self.rank = rank
-        self.exit_cause: Future[str] = Future()
+        self.ended: Future[_Exit] = Future()
         self._on_handshake = on_handshake
         self._kept: deque[str] = deque(maxlen=NUM_KEPT_LINES)
         self._process: subprocess.Popen[str] | None = None
@@ -162,7 +198,7 @@ class _WorkerProcess:
         code = process.wait()
         # With a limit: a child of the worker may keep its standard error open.
         log_reader.join(LOG_TIMEOUT_S)
-        self.exit_cause.set_result(_describe(code, "".join(self._kept)))
+        self.ended.set_result(_Exit(code, "".join(self._kept)))
         if not first_line:
             self._on_handshake((self.rank, ""))
 

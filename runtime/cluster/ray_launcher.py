@@ -17,8 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import protos
 import workers
-from runtime.cluster.base import OnDeath, WorkerAddress
-from runtime.cluster.own_ray import connection, has_own_ray, own_ray
+from runtime.cluster.base import Death, OnDeath, WorkerAddress
 from runtime.errors import ConfigError, WorkerError
 from workers.actor import ActorAddress, WorkerActor
 
@@ -28,6 +27,9 @@ logger = logging.getLogger(__name__)
 # addresses and interface names do.
 ENVIRONMENT_PREFIXES = ("HF_", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
 
+# In what Ray says of an actor whose node is lost. Of a process it doesn't say how it ended.
+NODE_DIED = "node"
+
 # After this the user is told what the placement waits for.
 PATIENCE_S = 5.0
 
@@ -35,24 +37,23 @@ PATIENCE_S = 5.0
 class RayLauncher:
     """One actor a rank, in one placement group, packed on as few nodes as hold it.
 
-    No code is shipped: every node needs `lockstep-serving` installed, in the same version.
-    `address` is None for a Ray of our own on this machine, which `close` ends with all its files.
+    The process is connected to Ray. No code is shipped: every node needs `lockstep-serving`
+    installed, in the same version.
     """
 
     def __init__(
         self,
         *,
         token: str,
-        address: str | None,
         device: str,
         startup_timeout_s: float,
         cluster_certs: str | None = None,
     ) -> None:
         self._token = token
         self._cluster_certs = cluster_certs
-        self._address = address
         self._device = device
         self._startup_timeout_s = startup_timeout_s
+        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._cleanup = ExitStack()
         self._actors: list[Any] = []
@@ -61,7 +62,6 @@ class RayLauncher:
         """As Launcher.launch; ranks in the order of nodes, the driver's first, then of devices."""
         deadline = time.monotonic() + self._startup_timeout_s
         _refuse_shadows()
-        self._cleanup.enter_context(_connected(self._address, count))
         group = self._place(count, deadline)
         actors = [self._make_actor(group, index) for index in range(count)]
         found = self._start(actors, deadline)
@@ -84,26 +84,40 @@ class RayLauncher:
             report = partial(self._report, rank, on_death)
             actor.run.remote().future().add_done_callback(report)
 
-    def close(self) -> None:
-        """As Launcher.close."""
-        self._closing.set()
+    def close(self, *, at_once: bool = False) -> None:
+        """As Launcher.close: Ray kills in any case."""
+        with self._lock:
+            self._closing.set()
         self._cleanup.close()
 
     def _place(self, count: int, deadline: float) -> PlacementGroup:
         bundle = {"CPU": 1.0, "GPU": 1.0} if self._device == "cuda" else {"CPU": 1.0}
-        group: PlacementGroup = placement_group([bundle] * count, strategy="PACK")
-        # It would outlive the actors, its resources withheld.
-        self._cleanup.callback(remove_placement_group, group)
-        if group.wait(min(PATIENCE_S, _remaining(deadline))):
-            return group
-        lack = _describe_lack(bundle, count)
-        logger.warning("waiting for Ray to place the workers: %s", lack)
-        if not group.wait(_remaining(deadline)):
-            raise ConfigError(
-                f"Ray placed no workers within startup_timeout_s={self._startup_timeout_s:g}: "
-                f"{lack}"
-            )
+        with self._open():
+            group: PlacementGroup = placement_group([bundle] * count, strategy="PACK")
+            # It would outlive the actors, its resources withheld.
+            self._cleanup.callback(remove_placement_group, group)
+        told = ""
+        while not group.wait(min(PATIENCE_S, _remaining(deadline))):
+            lack = _describe_lack(bundle, count)
+            if time.monotonic() >= deadline:
+                raise ConfigError(
+                    f"Ray placed no workers within startup_timeout_s={self._startup_timeout_s:g}: "
+                    f"{lack}"
+                )
+            if lack != told:
+                logger.warning("waiting for Ray to place the workers: %s", lack)
+                told = lack
+            with self._open():
+                pass
         return group
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        """`close` comes before or after what is done in here, which is known to it then."""
+        with self._lock:
+            if self._closing.is_set():
+                raise WorkerError("the launcher was closed while workers started")
+            yield
 
     def _make_actor(self, group: PlacementGroup, index: int) -> Any:
         options: dict[str, Any] = {
@@ -128,8 +142,9 @@ class RayLauncher:
         }
         log_level = logging.getLogger("workers").getEffectiveLevel()
         remote = ray.remote(WorkerActor).options(**options)
-        actor: Any = remote.remote(environment, log_level, self._cluster_certs)
-        self._cleanup.callback(ray.kill, actor, no_restart=True)
+        with self._open():
+            actor: Any = remote.remote(environment, log_level, self._cluster_certs)
+            self._cleanup.callback(ray.kill, actor, no_restart=True)
         return actor
 
     def _start(self, actors: list[Any], deadline: float) -> list[ActorAddress]:
@@ -149,42 +164,11 @@ class RayLauncher:
         if self._closing.is_set():
             return
         error = ended.exception()
-        on_death(rank, "its actor ended" if error is None else _in_short(error))
-
-
-@contextmanager
-def _connected(address: str | None, count: int) -> Iterator[None]:
-    """A connection to Ray; one that the process has already is used and left as it is."""
-    if ray.is_initialized():
-        if has_own_ray():
-            raise ConfigError(
-                "this process runs a Ray for another engine already, which ends with that one: "
-                "close it first, or start a Ray for both and give its ray_address"
-            )
-        yield
-    elif address is None:
-        with own_ray(num_cpus=max(os.cpu_count() or 1, count)):
-            yield
-    else:
-        with _joined(address):
-            yield
-
-
-@contextmanager
-def _joined(address: str) -> Iterator[None]:
-    if "://" in address:
-        raise ConfigError(
-            f"ray_address={address} must be host:port of the cluster's head: "
-            "Ray Client can't tell which node the driver is on"
-        )
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(
-                connection(address=address, configure_logging=False, log_to_driver=True)
-            )
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"ray_address={address} can't be joined: {error}") from error
-        yield
+        if error is None:
+            on_death(Death(rank, "its actor ended"))
+            return
+        cause = _in_short(error)
+        on_death(Death(rank, cause, is_outside=NODE_DIED in cause))
 
 
 def _refuse_shadows() -> None:

@@ -1,7 +1,7 @@
 """The driver's end of one worker's service, but for the steps."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -95,6 +95,13 @@ class WorkerClient:
                 raise self._translated("AllocateCache", error) from error
 
         return wait
+
+    def keep_alive(self, renewals: Iterator[worker_pb2.LeaseRenewal]) -> Any:
+        """Starts the call, which brings each renewal back."""
+        return self._stub.KeepAlive(renewals, metadata=self._metadata)
+
+    def renewal(self, number: int, lease_ms: int) -> worker_pb2.LeaseRenewal:
+        return worker_pb2.LeaseRenewal(epoch=self._epoch, number=number, lease_ms=lease_ms)
 
     def shutdown(self) -> Any:
         """Starts the call; the future has an exception where the worker didn't answer in time."""

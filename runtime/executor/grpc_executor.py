@@ -22,6 +22,7 @@ from runtime.executor.codec import (
     encode_sampler_inputs,
     encode_step,
 )
+from runtime.executor.deadlines import StepDeadlines, size_of
 from runtime.scheduling.sampler_inputs import SamplerInputs
 from runtime.scheduling.step_plan import Execution, StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks
@@ -43,6 +44,7 @@ class _Sent(NamedTuple):
     step_id: int
     sent_at: float
     encode_s: float
+    size: int  # as StepDeadlines counts
 
 
 OnBroken = Callable[[int, str], None]  # rank, cause
@@ -65,7 +67,7 @@ class GrpcExecutor:
         *,
         token: str,
         epoch: int,
-        step_timeout_s: float,
+        deadlines: StepDeadlines,
         check_ranks: bool,
         share_samples: bool,
         on_broken: OnBroken,
@@ -74,7 +76,7 @@ class GrpcExecutor:
         self._epoch = epoch
         self._check_deltas = check_deltas
         self._share_samples = share_samples
-        self._step_timeout_s = step_timeout_s
+        self._deadlines = deadlines
         self._check_ranks = check_ranks
         self._failure: WorkerError | None = None
         self._closed = threading.Event()
@@ -99,7 +101,7 @@ class GrpcExecutor:
         # Messages put end to end are one message, so that what all ranks get is encoded once.
         sampler_message = message + encode_sampler_inputs(plan.sampler_inputs)
         now = time.monotonic()
-        self._sent.append(_Sent(plan.step_id, now, now - started))
+        self._sent.append(_Sent(plan.step_id, now, now - started, size_of(plan)))
         for owed in self._owed:
             owed.append(plan.step_id)
         sampler, *others = self._streams
@@ -118,11 +120,13 @@ class GrpcExecutor:
         may still be computing, and again at every later call.
         """
         self._raise_failure()
-        step_id, sent_at, encode_s = self._sent.popleft()
+        step_id, sent_at, encode_s, size = self._sent.popleft()
         try:
-            deadline = max(sent_at, self._replied_at) + self._step_timeout_s
-            replies = self._collect(step_id, deadline)
+            began_at = max(sent_at, self._replied_at)
+            timeout_s = self._deadlines.deadline_s(size, is_first=step_id == 1)
+            replies = self._collect(step_id, began_at, timeout_s)
             self._replied_at = time.monotonic()
+            self._deadlines.learn(size, self._replied_at - began_at)
             if self._check_ranks:
                 _check_hashes(step_id, replies)
             result = _result_of(replies[0])
@@ -169,7 +173,10 @@ class GrpcExecutor:
         for stream in self._streams:
             stream.cancel()
 
-    def _collect(self, step_id: int, deadline: float) -> list[worker_pb2.StepReply]:
+    def _collect(
+        self, step_id: int, began_at: float, timeout_s: float
+    ) -> list[worker_pb2.StepReply]:
+        deadline = began_at + timeout_s
         replies = self._early.pop(step_id, {})
         while len(replies) < len(self._streams):
             try:
@@ -177,8 +184,7 @@ class GrpcExecutor:
             except Empty:
                 late = [rank for rank in range(len(self._streams)) if rank not in replies]
                 raise WorkerError(
-                    f"rank {_listed(late)} did not reply to step {step_id} within "
-                    f"step_timeout_s={self._step_timeout_s:g}"
+                    f"rank {_listed(late)} did not reply to step {step_id} within {timeout_s:.3g} s"
                 ) from None
             if isinstance(event, _Broken):
                 raise WorkerError(f"step {step_id} failed: {self._causes(rank, event)}")

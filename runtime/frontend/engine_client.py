@@ -6,7 +6,7 @@ Belongs to one event loop. A lost engine fails its requests; `engine_pool` goes 
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Self
 
@@ -42,6 +42,8 @@ class EngineClient:
     def __init__(self, channel: grpc.aio.Channel, token: str) -> None:
         self.model: ModelInfo
         self.is_draining = False  # it takes no more requests
+        self.why_not_ready: str | None = None  # requests wait there for workers
+        self.on_readiness: Callable[[], object] = lambda: None
         self._channel = channel
         self._outbox: asyncio.Queue[engine_pb2.FrontendMessage | None] = asyncio.Queue()
         stub = engine_pb2_grpc.EngineStub(channel)  # type: ignore[no-untyped-call]
@@ -183,6 +185,10 @@ class EngineClient:
                 self._stats = None
             case "draining":
                 self.is_draining = True
+            case "readiness":
+                is_ready = message.readiness.is_ready
+                self.why_not_ready = None if is_ready else message.readiness.reason
+                self.on_readiness()
             case other:
                 raise ValueError(f"message of kind {other} is not expected here")
 

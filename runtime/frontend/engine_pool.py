@@ -91,14 +91,19 @@ class EnginePool:
             raise
         return pool
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a request could be taken now."""
-        return any(each.is_usable for each in self._clients.values())
+    def why_refused(self) -> str | None:
+        """Why no request can be taken now."""
+        is_there = any(each.is_usable for each in self._clients.values())
+        return None if is_there else self._describe_absence()
 
     def why_not_ready(self) -> str | None:
-        """Why no request can be taken now."""
-        return None if self.is_ready else self._describe_absence()
+        """Why a request couldn't run now, though it may be taken, and wait."""
+        reasons = [each.why_not_ready for each in self._clients.values() if each.is_usable]
+        return self.why_refused() or (None if None in reasons else "; ".join(map(str, reasons)))
+
+    async def wait_changed(self) -> None:
+        """Until an engine comes, goes, or changes."""
+        await self._changed.wait()
 
     def generate(self, request: Request, *, num_scored: int = 0) -> "Generation":
         """What the engines bring for a request, which one gets when that is first asked for.
@@ -108,8 +113,8 @@ class EnginePool:
         is no engine.
         """
         request.check(self.model)
-        if not self.is_ready:
-            raise UnavailableError(self._describe_absence())
+        if (reason := self.why_refused()) is not None:
+            raise UnavailableError(reason)
         return Generation(self, request, num_scored=num_scored)
 
     async def stats(self) -> dict[str, EngineStats]:
@@ -130,7 +135,9 @@ class EnginePool:
     async def pick(
         self, deadline: float | None, avoid: Collection[EngineClient] = ()
     ) -> EngineClient:
-        """The engine with the fewest requests; waits for one until `deadline`, None: doesn't wait.
+        """The engine with the fewest requests, of those that have workers if any has.
+
+        Waits for one until `deadline`, None: doesn't wait.
 
         Raises UnavailableError: there is none, or only such as are to be avoided.
         """
@@ -138,7 +145,9 @@ class EnginePool:
             usable = [each for each in self._clients.values() if each.is_usable]
             wanted = [each for each in usable if each not in avoid]
             if wanted:
-                return min(wanted, key=lambda each: each.num_requests)
+                return min(
+                    wanted, key=lambda each: (each.why_not_ready is not None, each.num_requests)
+                )
             if usable:
                 raise UnavailableError("every engine that is there has failed the request")
             if deadline is None or self._ended.done():
@@ -204,6 +213,7 @@ class EnginePool:
         self._known.add(address)
         self._errors.pop(address, None)
         self._clients[address] = client
+        client.on_readiness = self._tell
         self._tell()
 
     def _why_other(self, model: ModelInfo) -> str | None:

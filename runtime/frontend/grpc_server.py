@@ -68,6 +68,11 @@ class GrpcServer:
             await self._statuses.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()
 
+    async def set_serving(self, is_serving: bool) -> None:
+        """Whether requests can run now; the server as a whole is alive."""
+        answers = health_pb2.HealthCheckResponse
+        await self._statuses.set(SERVICE, answers.SERVING if is_serving else answers.NOT_SERVING)
+
     async def set_not_serving(self) -> None:
         """From now on, for good."""
         await self._statuses.enter_graceful_shutdown()

@@ -68,10 +68,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         observer: Observer,
         slots: RequestSlots,
         *,
-        why_not_ready: Callable[[], str | None],
+        why_refused: Callable[[], str | None],
         write_timeout_s: float,
     ) -> None:
-        """`why_not_ready` says why no request is taken now.
+        """`why_refused` says why no request is taken now.
 
         A client that takes nothing for `write_timeout_s` gets no more.
         """
@@ -80,7 +80,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._keys = keys
         self._observer = observer
         self._slots = slots
-        self._why_not_ready = why_not_ready
+        self._why_refused = why_refused
         self._write_timeout_s = write_timeout_s
 
     # Written to the context, not yielded: a client that leaves while a message is being sent is
@@ -99,7 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 self._observer.request(GENERATE, request.request_id, tenant, headers) as seen,
                 self._slots.take(tenant),
             ):
-                if (reason := self._why_not_ready()) is not None:
+                if (reason := self._why_refused()) is not None:
                     raise UnavailableError(reason)
                 stream = await self._start(request, context, tenant)
                 async with aclosing(stream):

@@ -97,7 +97,7 @@ async def run_frontend(
         await http.start()
         await server.start(frontend.grpc_service(keys))
         on_ready(Ports(server.port, http.port))
-        await frontend.run()
+        await frontend.run(server)
         await server.set_not_serving()
         await frontend.finish_requests()
         await http.stop(DRAINED_GRACE_S)
@@ -128,7 +128,7 @@ class _Frontend:
             keys,
             self._observer,
             self._slots,
-            why_not_ready=self.why_not_ready,
+            why_refused=self.why_refused,
             write_timeout_s=self._config.write_timeout_s,
         )
 
@@ -137,13 +137,15 @@ class _Frontend:
             self._texts.generator,
             self._observer,
             self._texts.parsers,
-            why_not_ready=self.why_not_ready,
+            why_refused=self.why_refused,
             take_slot=self._slots.take,
         )
         files = pages()
         app = make_app(
             service,
-            Operations(metrics=self._scrape, stats=self._pool.stats),
+            Operations(
+                metrics=self._scrape, stats=self._pool.stats, why_not_ready=self.why_not_ready
+            ),
             pages=files,
             write_timeout_s=self._config.write_timeout_s,
         )
@@ -158,14 +160,22 @@ class _Frontend:
             count_rejection=self._observer.metrics.count_rejection,
         )
 
-    def why_not_ready(self) -> str | None:
+    def why_refused(self) -> str | None:
         """Why no request is taken now."""
         if self._draining.is_set():
             return "the server is draining and takes no more requests"
-        return self._pool.why_not_ready()
+        return self._pool.why_refused()
 
-    async def run(self) -> None:
-        """Returns when it is to drain. Raises UnavailableError: there will be no engine."""
+    def why_not_ready(self) -> str | None:
+        """Why a request wouldn't be taken, or would wait for its engine's workers."""
+        return self.why_refused() or self._pool.why_not_ready()
+
+    async def run(self, server: GrpcServer) -> None:
+        """Tells `server` whether requests can run, until it is to drain.
+
+        Raises UnavailableError: there will be no engine.
+        """
+        health = asyncio.create_task(self._tell_health(server), name="health")
         drain = asyncio.create_task(self._draining.wait(), name="drain")
         end = asyncio.create_task(self._pool.wait_ended(), name="end of engines")
         try:
@@ -177,6 +187,12 @@ class _Frontend:
         finally:
             drain.cancel()
             end.cancel()
+            health.cancel()
+
+    async def _tell_health(self, server: GrpcServer) -> None:
+        while True:
+            await server.set_serving(self._pool.why_not_ready() is None)
+            await self._pool.wait_changed()
 
     async def finish_requests(self) -> None:
         """Waits for those that run, for drain_timeout_s at most."""

@@ -129,10 +129,13 @@ class Encoder:
             _put_times(message, result.execution)
         return [Record(result=message)]
 
-    def restart(self) -> list[Record]:
+    def expiry(self, now: float) -> list[Record]:
+        return [Record(expiry=recording_pb2.Expiry(now=now))]
+
+    def restart(self, *, is_outside: bool) -> list[Record]:
         if self._contents is not None:
             self._contents.lose()
-        return [Record(restart=recording_pb2.Restart())]
+        return [Record(restart=recording_pb2.Restart(is_outside=is_outside))]
 
     def state(self, state: SchedulerState) -> list[Record]:
         """Of a scheduler in which nothing lives; the first after a file's front."""

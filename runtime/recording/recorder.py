@@ -72,8 +72,11 @@ class Recorder:
         ended = [each.sequence_id for each in (*outcome.finished, *failed)]
         self._writer.put(partial(self._encoder.result, result, ended, now))
 
-    def restarted(self) -> None:
-        self._writer.put(self._encoder.restart)
+    def restarted(self, *, is_outside: bool) -> None:
+        self._writer.put(partial(self._encoder.restart, is_outside=is_outside))
+
+    def expired(self, now: float) -> None:
+        self._writer.put(partial(self._encoder.expiry, now))
 
     def idle(self, scheduler: Scheduler) -> None:
         """Nothing lives: a good moment to begin a file, which can be replayed by itself."""
@@ -118,9 +121,13 @@ class RecordedScheduler(Scheduler):
         self._recorder.updated(result, outcome, now)
         return outcome
 
-    def restart(self) -> None:
-        self._recorder.restarted()
-        super().restart()
+    def expire(self, now: float) -> None:
+        self._recorder.expired(now)
+        super().expire(now)
+
+    def restart(self, *, is_outside: bool = True) -> None:
+        self._recorder.restarted(is_outside=is_outside)
+        super().restart(is_outside=is_outside)
 
 
 class RecordedExecutor:

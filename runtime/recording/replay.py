@@ -85,6 +85,19 @@ class SchedulerReplay:
         match record.WhichOneof("record"):
             case "header":
                 self._rows = RowsReader()
+            case "decision":
+                return self._decide(record.decision)
+            case "plan":
+                return self._compare(record.plan)
+            case "result":
+                return self._update(record.result)
+            case _:
+                self._follow(record)
+        return None
+
+    def _follow(self, record: Record) -> None:
+        """What happened to the scheduler between two steps."""
+        match record.WhichOneof("record"):
             case "state":
                 if self._is_new:
                     self._start_from(record.state)
@@ -94,16 +107,13 @@ class SchedulerReplay:
             case "abort":
                 reason = FinishReason(record.abort.reason)
                 self.scheduler.abort(record.abort.sequence_id, record.abort.now, reason=reason)
-            case "decision":
-                return self._decide(record.decision)
-            case "plan":
-                return self._compare(record.plan)
-            case "result":
-                return self._update(record.result)
+            case "expiry":
+                self.scheduler.expire(record.expiry.now)
+                self.scheduler.take_dropped()
             case "restart":
-                self.scheduler.restart()
+                self.scheduler.restart(is_outside=record.restart.is_outside)
+                self.scheduler.take_dropped()
                 self._in_flight.clear()
-        return None
 
     def _start_from(self, state: recording_pb2.SchedulerState) -> None:
         set_state(self.scheduler, decode_state(state))

@@ -99,6 +99,12 @@ class Admission:
             overtaken.append(sequence)
         return None
 
+    def admit_alone(self, sequence: Sequence, now: float) -> Sequence:
+        """Admits one that waits, while nothing runs and nothing is in flight: it has room."""
+        is_admitted = self._start(sequence, self._cache.find_prefix(sequence), now)
+        assert is_admitted, f"{sequence} doesn't fit though nothing runs"
+        return sequence
+
     def _front(self, budget: StepBudget) -> list[Sequence]:
         """Those that are tried: the first for whom the budget has tokens."""
         if not self._waiting.has_scored:  # for all others it has

@@ -35,13 +35,16 @@ class StepsInFlight:
         self.last_step_id = output.step_id
         self._steps.append((output, now))
 
-    def take(self, now: float) -> SchedulerOutput:
-        """The oldest, whose result is there."""
+    @property
+    def oldest(self) -> SchedulerOutput:
         assert self._steps, "no step is in flight"
-        output, added_at = self._steps.popleft()
+        return self._steps[0][0]
+
+    def take(self, now: float) -> None:
+        """The oldest's result is there."""
+        _, added_at = self._steps.popleft()
         self.step_seconds.append(now - max(added_at, self.taken_at))
         self.taken_at = now
-        return output
 
     def note_end(self) -> None:
         """A sequence has ended: the steps that are out may still have rows of it."""

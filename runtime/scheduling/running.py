@@ -90,6 +90,12 @@ class RunningSet:
         sequence.num_preemptions += 1
         self._send_back(sequence)
 
+    def send_back_all_but(self, sequence: Sequence) -> None:
+        """The others wait until this one has run alone."""
+        others = [each for each in self.sequences.values() if each is not sequence]
+        for each in sorted(others, key=self._policy.rank, reverse=True):
+            self._send_back(each)
+
     def stop(self, sequence: Sequence, *, in_flight_until: int) -> None:
         """A sequence that runs or is ending, whose status says so, does no more.
 

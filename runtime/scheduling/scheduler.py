@@ -12,7 +12,7 @@ rows of it in later steps, which bring nothing.
 
 from collections.abc import Collection, Mapping
 
-from runtime.errors import CapacityError, DeadlineError, LockstepError
+from runtime.errors import CapacityError, DeadlineError, LockstepError, ModelOutputError
 from runtime.request import FinishReason
 from runtime.scheduling.admission import Admission
 from runtime.scheduling.cache_manager import CacheManager
@@ -23,6 +23,7 @@ from runtime.scheduling.latencies import Latencies
 from runtime.scheduling.limits import SchedulerLimits
 from runtime.scheduling.output import SchedulerOutput, StepOutcome
 from runtime.scheduling.policy import Policy
+from runtime.scheduling.quarantine import Quarantine
 from runtime.scheduling.results import (
     check_result,
     error_of,
@@ -35,6 +36,11 @@ from runtime.scheduling.sequence import Sequence, Status
 from runtime.scheduling.step_budget import StepBudget
 from runtime.scheduling.step_plan import Fault, StepResult
 from runtime.scheduling.waiting import Dropped, WaitingRoom
+
+POISON = (
+    "the workers ended twice while this request ran alone, without a cause outside: it isn't tried "
+    "again"
+)
 
 
 class Scheduler:
@@ -63,6 +69,7 @@ class Scheduler:
         self._max_sequence_tokens = cache.layout.max_sequence_tokens
         self._num_arrivals = 0
         self._in_flight = StepsInFlight()
+        self._quarantine = Quarantine()
         self._dropped: list[Dropped] = []
 
     @property
@@ -124,14 +131,17 @@ class Scheduler:
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Decides the next step; None if there is nothing to run before an update."""
-        for sequence, error in self.waiting.expire(now):
-            self._drop(sequence, error)
+        self.expire(now)
         step_id = self._in_flight.last_step_id + 1
         running = self.running
+        suspect = self._quarantine.first
+        if suspect is not None:
+            running.send_back_all_but(suspect)
         num_preemptions = running.num_preemptions
         running.grow(step_id)
         # Who has just lost its blocks, or waits for some, would see them go in the same breath.
         admits = running.num_preemptions == num_preemptions and not running.stalled
+        admits = admits and suspect is None
         step_s = self._in_flight.quickest_s
         if admits:
             self.admission.make_room_for_urgent(now=now, step_s=step_s)
@@ -139,6 +149,8 @@ class Scheduler:
         self._feed_behind(budget)
         if admits:
             self._admit(budget, now=now, step_s=step_s)
+        if suspect is not None and not self._in_flight and suspect in self.waiting:
+            self._start(self.admission.admit_alone(suspect, now), budget, now=now)
         self.waiting.settle()
         if not (budget.scheduled or running.steady.members):
             return None
@@ -163,10 +175,11 @@ class Scheduler:
 
         Raises WorkerError: it isn't that step's, or its tokens aren't those that were asked for.
         """
-        output = self._in_flight.take(now)
+        output = self._in_flight.oldest
         caught_up = [each.sequence for each in output.scheduled if each.samples]
         steady_ids = self.running.steady.ids_of(output.steady)
         check_result(result, output, steady_ids + [each.sequence_id for each in caught_up])
+        self._in_flight.take(now)
         sampled = [*output.steady, *caught_up]
         logprobs = {sampled[row].sequence_id: each for row, each in result.logprobs.items()}
         failed = self._end_faulty(find_faults(output, sampled, result))
@@ -177,6 +190,7 @@ class Scheduler:
             kept = [pair for pair in pairs if pair[0].finish_reason is None]
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
         take_tokens(sequences, token_ids)
+        self._quarantine.note_tokens(sequences)
         self.cache.acknowledge(output.step_id)
         self._commit(output)
         since = self.running.last_token_s
@@ -190,21 +204,31 @@ class Scheduler:
             self._release_forks(sequence)
         return StepOutcome(sequences, token_ids, finished, failed, logprobs, scores, starts)
 
+    def expire(self, now: float) -> None:
+        """Drops those that wait too long. For when no step is decided for a while."""
+        for sequence, error in self.waiting.expire(now):
+            self._drop(sequence, error)
+
     def take_dropped(self) -> list[Dropped]:
-        """Those that waited too long since the last call, each with what to tell its client."""
+        """Those that waited too long since the last call, or aren't run again after a restart.
+
+        Each with what to tell its client.
+        """
         dropped, self._dropped = self._dropped, []
         return dropped
 
-    def restart(self) -> None:
+    def restart(self, *, is_outside: bool = True) -> None:
         """Forgets the steps in flight and the whole cache: all running sequences wait again.
 
         For the start of an epoch, in which the workers hold nothing and count steps from 1. Keeps
-        the order.
+        the order. Unless what ended the last one came from outside, what was in flight may have
+        done it: after the second time it runs alone, and after two times alone not again.
         """
         waiting = [each for each in self.waiting if self.cache.is_in_flight(each)]
         for sequence in waiting:  # what they wait for changes below
             self.waiting.remove(sequence)
-        for output in self._in_flight.clear():
+        lost = self._in_flight.clear()
+        for output in lost:
             for each in output.scheduled:
                 each.sequence.num_scored_tokens -= len(each.scored)
         for sequence in self._sequences.values():
@@ -214,6 +238,9 @@ class Scheduler:
         self.running.clear()
         for sequence in self._sequences.values():
             sequence.in_flight_until = 0
+        for poison in () if is_outside else self._quarantine.note_end(lost):
+            self.waiting.remove(poison)
+            self._drop(poison, ModelOutputError(POISON))
 
     def check_invariants(self) -> None:
         """Asserts what must hold between two calls."""
@@ -221,6 +248,7 @@ class Scheduler:
         self.waiting.check_invariants()
         self.running.check_invariants()
         check_live(self._sequences, self.waiting, self.running)
+        self._quarantine.check_invariants(self._sequences.keys())
         assert len(self.running) <= self.limits.max_num_seqs
         if not self._in_flight:
             check_between_steps(self.running, self.cache.pool, self.limits)
@@ -238,11 +266,15 @@ class Scheduler:
             sequence = self.admission.admit_next(budget, now=now, step_s=step_s)
             if sequence is None:
                 break
-            self.latencies.admit(sequence, now)
-            budget.feed(sequence)
+            self._start(sequence, budget, now=now)
         for late in self.admission.take_late():
             message = "the call's deadline passes before the next token can be there"
             self._drop(late, DeadlineError(message))
+
+    def _start(self, sequence: Sequence, budget: StepBudget, *, now: float) -> None:
+        """One that was admitted runs."""
+        self.latencies.admit(sequence, now)
+        budget.feed(sequence)
 
     def _end_faulty(self, faults: Mapping[Sequence, Fault]) -> list[Dropped]:
         """Ends sequences that the step couldn't go on with; returns what to tell their clients."""
@@ -271,6 +303,7 @@ class Scheduler:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.sequence_id]
+        self._quarantine.note_tokens([sequence])
         self.end_tokens.remove(sequence)
         self._in_flight.note_end()
 

@@ -64,7 +64,7 @@ def test_one_that_fails_is_refused_before_any_worker_starts(
 ) -> None:
     folder = save_random(tmp_path / "model", BloomConfig(vocab_size=64, hidden_size=32, n_head=2))
     started: list[object] = []
-    monkeypatch.setattr("runtime.driver.start_workers", lambda *_, **__: started.append(1))
+    monkeypatch.setattr("runtime.driver.Epochs.start", lambda *_, **__: started.append(1))
 
     with (
         pytest.raises(ConfigError, match="BloomForCausalLM computes with the attention mask"),

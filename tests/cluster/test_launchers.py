@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime.cluster.group import start_workers
+from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
-from tests.rank_groups import START_S, ranks, ready_executor, small_plan, start
+from tests.rank_groups import START_S, ranks, ready_executor, small_plan, started
 from tests.steps import execute
 from tests.tiny_models import save_tiny_model
 
@@ -52,7 +52,7 @@ def test_two_ranks_load_and_step_and_leave_nothing(
     home_of_ray = Path.home() / ".ray"
     had_home = home_of_ray.exists()
 
-    with start(model, launcher, lambda *progress: seen.append(progress)) as group:
+    with started(model, launcher, lambda *progress: seen.append(progress)) as group:
         executor = ready_executor(group)
         results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
         assert len(ranks()) == 2
@@ -73,7 +73,7 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
     heard = threading.Event()
     errors: list[WorkerError] = []
 
-    with start(model, launcher) as group:
+    with started(model, launcher) as group:
         executor = ready_executor(group)
         execute(executor, small_plan(1))
         group.on_lost(lambda error: (errors.append(error), heard.set()))
@@ -91,16 +91,20 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
 def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
     launcher: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        start(str(tmp_path), launcher)
+    with (
+        pytest.raises(ConfigError, match=str(tmp_path)),
+        started(str(tmp_path), launcher),
+    ):
+        pass
 
     assert psutil.Process().children(recursive=True) == []
 
 
 def test_workers_that_take_too_long_are_ended(model: str) -> None:
     config = EngineConfig(launcher="local", tp=2, startup_timeout_s=0.2)
-    with pytest.raises(WorkerError, match=r"rank 0, 1 did not start within startup_timeout_s=0.2"):
-        start_workers(config, model, epoch=1, on_progress=lambda loaded, total: None)
+    late = r"rank 0, 1 did not start within startup_timeout_s=0.2"
+    with pytest.raises(WorkerError, match=late), Epochs(config, model) as epochs:
+        epochs.start(lambda loaded, total: None)
 
     assert psutil.Process().children(recursive=True) == []
 
@@ -123,13 +127,14 @@ def test_a_worker_whose_stdin_ends_ends() -> None:
 
 DRIVER = """
 import sys
-from runtime.cluster.group import start_workers
+from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 
 config = EngineConfig(launcher=sys.argv[2], tp=2, threads_per_rank=1, startup_timeout_s=60)
 on_progress = lambda loaded, total: print("loading", flush=True)
 print("starting", flush=True)
-with start_workers(config, sys.argv[1], epoch=1, on_progress=on_progress):
+with Epochs(config, sys.argv[1]) as epochs:
+    epochs.start(on_progress)
     print("started", flush=True)
     sys.stdin.read()
 """

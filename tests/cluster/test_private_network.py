@@ -10,7 +10,7 @@ from protos import worker_pb2, worker_pb2_grpc
 from protos.tls import open_channel
 from runtime.errors import ConfigError
 from tests.cluster_certs import save_nodes, unchecked_client
-from tests.rank_groups import ranks, ready_executor, small_plan, start
+from tests.rank_groups import ranks, ready_executor, small_plan, started
 from tests.steps import execute
 from tests.tiny_models import save_tiny_model
 
@@ -27,7 +27,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
 def test_two_ranks_step_over_mutual_tls(launcher: str, model: str, tmp_path: Path) -> None:
     nodes = save_nodes(tmp_path)
-    with start(model, launcher, cluster_certs=str(nodes.good)) as group:
+    with started(model, launcher, cluster_certs=str(nodes.good)) as group:
         executor = ready_executor(group)
         results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
         heard = [
@@ -50,8 +50,11 @@ def refusal(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.St
 
 def test_certificates_that_cannot_be_used_start_nothing(model: str, tmp_path: Path) -> None:
     nodes = save_nodes(tmp_path)
-    with pytest.raises(ConfigError, match=r"cluster_certs: .*node\.pem .* has expired"):
-        start(model, "local", cluster_certs=str(nodes.expired))
+    with (
+        pytest.raises(ConfigError, match=r"cluster_certs: .*node\.pem .* has expired"),
+        started(model, "local", cluster_certs=str(nodes.expired)),
+    ):
+        pass
 
     assert psutil.Process().children(recursive=True) == []
 
@@ -59,7 +62,7 @@ def test_certificates_that_cannot_be_used_start_nothing(model: str, tmp_path: Pa
 def test_a_worker_gets_no_secret_but_its_token(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_API_KEY", "sk-secret")
     monkeypatch.setenv("LOCKSTEP_ENGINE_TOKEN", "secret")
-    with start(model, "local"):
+    with started(model, "local"):
         environments = [rank.environ() for rank in ranks()]
 
     assert len(environments) == 2
@@ -67,7 +70,7 @@ def test_a_worker_gets_no_secret_but_its_token(model: str, monkeypatch: pytest.M
 
 
 def test_a_rank_listens_on_its_own_address_alone(model: str) -> None:
-    with start(model, "local") as group:
+    with started(model, "local") as group:
         execute(ready_executor(group), small_plan(1))
         addresses = [
             connection.laddr.ip.removeprefix("::ffff:")

@@ -195,7 +195,7 @@ def test_a_broken_file_is_found_before_any_worker_starts(
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "generation_config.json").write_text('{"top_p": 2}')
     started: list[object] = []
-    monkeypatch.setattr("runtime.driver.start_workers", lambda *_, **__: started.append(1))
+    monkeypatch.setattr("runtime.driver.Epochs.start", lambda *_, **__: started.append(1))
     config = EngineConfig(model=str(tmp_path))
     with (
         pytest.raises(ConfigError, match=r"generation_config.json: top_p: top_p=2 must be in"),

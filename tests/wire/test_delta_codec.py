@@ -11,6 +11,7 @@ import torch
 from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_delta
+from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.flatten import BatchTable
 from runtime.scheduling.output import ScheduledSequence, SchedulerOutput, TableChange
@@ -324,7 +325,7 @@ def connected(model: FakeModel, *, check_deltas: bool) -> Iterator[GrpcExecutor]
             [client.channel],
             token=TOKEN,
             epoch=EPOCH,
-            step_timeout_s=TIMEOUT_S,
+            deadlines=StepDeadlines(TIMEOUT_S),
             check_ranks=False,
             share_samples=True,
             on_broken=lambda rank, cause: None,

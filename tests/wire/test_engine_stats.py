@@ -12,6 +12,7 @@ from protos import common_pb2, engine_pb2, worker_pb2
 from runtime import engine_codec
 from runtime.arrays import INT32, pack
 from runtime.executor.codec import encode_sample, encode_step
+from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
 from runtime.request import (
     RankSummary,
@@ -135,7 +136,7 @@ def test_the_executor_tells_what_each_rank_took() -> None:
             [one, other],
             token=TOKEN,
             epoch=EPOCH,
-            step_timeout_s=TIMEOUT_S,
+            deadlines=StepDeadlines(TIMEOUT_S),
             check_ranks=False,
             share_samples=False,
             on_broken=lambda rank, cause: None,

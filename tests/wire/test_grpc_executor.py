@@ -14,6 +14,7 @@ import pytest
 from protos import worker_pb2
 from runtime.errors import WorkerError
 from runtime.executor.codec import encode_step
+from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import EXECUTE, GrpcExecutor
 from tests.steps import execute
 from tests.transport import (
@@ -77,7 +78,7 @@ def executing(
         channels,
         token=TOKEN,
         epoch=EPOCH,
-        step_timeout_s=step_timeout_s,
+        deadlines=StepDeadlines(step_timeout_s),
         check_ranks=check_ranks,
         share_samples=False,
         on_broken=on_broken,

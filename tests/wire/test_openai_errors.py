@@ -175,7 +175,7 @@ def test_while_nothing_is_taken_requests_are_sent_elsewhere(folder: Path) -> Non
     reasons: list[str] = ["the server is stopping"]
     why = lambda: reasons[0] if reasons else None  # noqa: E731
     engine = SayingEngine(folder)
-    with RunningApp(engine, folder, why_not_ready=why) as app, http_client(app) as client:
+    with RunningApp(engine, folder, why_refused=why) as app, http_client(app) as client:
         body = {"model": "tiny", "prompt": "a"}
         for response in (client.post(COMPLETIONS, json=body), client.get("/ready")):
             error = refused(response, 503)

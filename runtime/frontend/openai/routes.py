@@ -10,6 +10,7 @@ from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from runtime.errors import UnavailableError
 from runtime.frontend.http_ids import HEADER, request_id_of
 from runtime.frontend.keys import DEFAULT_TENANT
 from runtime.frontend.openai import answers
@@ -51,6 +52,7 @@ class Operations:
 
     metrics: Callable[[], Awaitable[tuple[bytes, str]]]  # a scrape and its content type
     stats: Callable[[], Awaitable[Mapping[str, EngineStats]]]  # of engines, by address
+    why_not_ready: Callable[[], str | None]  # why a request couldn't run now
 
 
 class Routes:
@@ -94,8 +96,10 @@ class Routes:
         return _json(answers.Status(status="ok"))
 
     async def ready(self, request: Request) -> Response:
-        """Answers 200 while requests are taken, or else 503 with the reason."""
-        self._service.check_ready()
+        """Answers 200 while requests are taken and can run, or else 503 with the reason."""
+        reason = self._operations.why_not_ready()
+        if reason is not None:
+            raise UnavailableError(reason)
         return _json(answers.Status(status="ready"))
 
     async def metrics(self, request: Request) -> Response:

@@ -124,16 +124,16 @@ class OpenAIService:
         observer: Observer,
         parsers: ParserChoice,
         *,
-        why_not_ready: Callable[[], str | None] = lambda: None,
+        why_refused: Callable[[], str | None] = lambda: None,
         take_slot: TakeSlot | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`why_not_ready` says why no request is taken now; `clock` tells seconds since 1970.
+        """`why_refused` says why no request is taken now; `clock` tells seconds since 1970.
 
         `take_slot` is held by a tenant's request to its end, and grows with its prompts.
         """
         self.generator = generator
-        self._why_not_ready = why_not_ready
+        self._why_refused = why_refused
         self.started_at = int(clock())
         self._observer = observer
         self._parsers = parsers
@@ -194,12 +194,12 @@ class OpenAIService:
             ) as seen,
             self._take_slot(caller.tenant) as slots,
         ):
-            self.check_ready()
+            self.check_taken()
             yield Taken(seen, slots)
 
-    def check_ready(self) -> None:
+    def check_taken(self) -> None:
         """Raises UnavailableError: no request is taken now."""
-        reason = self._why_not_ready()
+        reason = self._why_refused()
         if reason is not None:
             raise UnavailableError(reason)
 
