@@ -69,7 +69,8 @@ class Server:
 
     def remember_family(self) -> None:
         """Processes to look for at the end, also when they are nobody's children by then."""
-        self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
+        if self.process.poll() is None:
+            self.family |= set(psutil.Process(self.process.pid).children(recursive=True))
 
     def stop(self, with_signal: signal.Signals = signal.SIGTERM) -> int:
         """Ends the server; returns its exit code. Fails if it takes longer than is promised."""

@@ -279,10 +279,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Its next token can't be sampled."""
         self.oracle.faulty.add(data.draw(st.sampled_from(sorted(self.sequences))))
 
-    @rule()
-    def crash(self) -> None:
-        self.scheduler.restart()
+    @rule(is_outside=st.booleans())
+    def crash(self, is_outside: bool) -> None:
+        self.scheduler.restart(is_outside=is_outside)
+        self.drop()
         self.workers.restart()
+
+    @rule(seconds=st.sampled_from([0.0, 5.0]))
+    def expire(self, seconds: float) -> None:
+        self.now += seconds
+        self.scheduler.expire(self.now)
+        self.drop()
 
     @invariant()
     def holds(self) -> None:
