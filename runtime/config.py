@@ -112,6 +112,11 @@ class EngineConfig:
         "tried again nevertheless. With 0 the engine ends with its workers.",
     )
     startup_timeout_s: float = option(900.0, "Longest wait for workers to start and load.")
+    standby: bool = option(
+        True,
+        "Keep a spare process for each rank, with nothing loaded, that takes over when workers are "
+        "lost.",
+    )
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
     check_deltas: bool = option(
         False, "Debug: send each step whole too; ranks compare it with what its delta gives."

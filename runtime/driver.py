@@ -99,6 +99,8 @@ def running_engine(
             epochs.group.on_lost(partial(engine.lose, executor))
             _log_start(config, spec, layout, model)
             engine.start()
+            if config.max_restarts:
+                epochs.prepare()
             try:
                 yield engine
             finally:
@@ -113,6 +115,7 @@ def _executor(epochs: Epochs, recorder: Recorder | None) -> Executor:
 def _recovery(config: EngineConfig, epochs: Epochs, recorder: Recorder | None) -> Recovery | None:
     def restart() -> NewEpoch:
         epochs.restart()
+        epochs.prepare()
         return NewEpoch(_executor(epochs, recorder), epochs.group.on_lost)
 
     if config.max_restarts == 0:

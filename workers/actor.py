@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import ray
 import ray.util
 
-from workers.server import LOG_FORMAT, WorkerServer, built_in_model_side, serve
+from workers.server import LOG_FORMAT, WorkerServer, built_in_model_side, name_process, serve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class WorkerActor:
         cuda_device = int(devices[0]) if devices else 0
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         model_side = built_in_model_side(host, cuda_device)
-        self._server = serve(host, token, model_side, self._cluster_certs)
+        self._server = serve(host, token, model_side, self._cluster_certs, on_rank=name_process)
         return ActorAddress(
             node=context.get_node_id(), cuda_device=cuda_device, host=host, port=self._server.port
         )

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from workers.caller import end_with_stdin
@@ -67,18 +68,27 @@ def end_without_driver() -> NoReturn:
     os._exit(1)
 
 
+def name_process(rank: int) -> None:
+    """So that `ps` and `top` tell ranks from each other, and from spare workers."""
+    name = Path(f"/proc/self/task/{os.getpid()}/comm")
+    if name.exists():  # else this is no Linux
+        name.write_text(f"lockstep:rank{rank}")
+
+
 def serve(
     host: str,
     token: str,
     model_side: "ModelSide",
     cluster_certs: str | None = None,
     on_expired: Callable[[], None] = end_without_driver,
+    on_rank: Callable[[int], None] = lambda rank: None,
 ) -> WorkerServer:
     """Serves Worker and health on a free port of `host`; both ask for the token.
 
     By mutual TLS where `cluster_certs` has the folder with its certificates; raises ValueError,
     which names the file, where they can't be used.
-    `on_expired` is called once the driver has let the lease run out.
+    `on_expired` is called once the driver has let the lease run out, `on_rank` when it is known
+    which rank this is.
     Health tells of the process under "", and of steps under SERVICE_NAME: serving from
     AllocateCache until a step fails.
     """
@@ -103,7 +113,7 @@ def serve(
         )
 
     on_serving(False)
-    service = WorkerService(model_side, on_serving, on_expired)
+    service = WorkerService(model_side, on_serving, on_expired, on_rank)
     server = grpc.server(
         ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grpc"),
         interceptors=[TokenInterceptor(token), MalformedInterceptor()],
@@ -154,7 +164,7 @@ def main() -> None:
     # Taken out, so that no child and no dump of the environment carries it.
     token = os.environ.pop(TOKEN_VARIABLE, "")
     model_side = built_in_model_side(arguments.host, arguments.cuda_device)
-    server = serve(arguments.host, token, model_side, arguments.cluster_certs)
+    server = serve(arguments.host, token, model_side, arguments.cluster_certs, on_rank=name_process)
     with handshake:
         print(json.dumps({"port": server.port}), file=handshake)
     server.wait()

@@ -50,7 +50,8 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """One rank. Sets `stopped` after a Shutdown; tells `on_serving` whether steps can run now.
 
-    `on_expired` is called when its driver has let the lease run out.
+    `on_expired` is called when its driver has let the lease run out, `on_rank` when it is known
+    which rank this is.
     """
 
     def __init__(
@@ -58,10 +59,12 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         model_side: ModelSide,
         on_serving: Callable[[bool], None],
         on_expired: Callable[[], None],
+        on_rank: Callable[[int], None],
     ) -> None:
         self.stopped = threading.Event()
         self._model_side = model_side
         self._on_serving = on_serving
+        self._on_rank = on_rank
         self._device = SerialThread("device")
         self._lock = threading.Lock()
         self._claims: set[str] = set()
@@ -98,6 +101,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             config = decode_config(request)
             self._claim("Initialize")
             self._rank = config.rank
+            self._on_rank(config.rank)
             reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
             loading = self._device.submit(lambda: self._load(config, _throttled(reports.put)))
             loading.add_done_callback(lambda _: reports.put(None))

@@ -58,6 +58,14 @@ class Launcher(Protocol):
 class Cluster(Protocol):
     """Where the workers of one driver run, epoch after epoch."""
 
+    def token(self) -> str:
+        """What the workers of the next epoch ask for."""
+        ...
+
+    def prepare(self, count: int) -> None:
+        """Has the next epoch's workers start, so that its launch is quicker; waits for nothing."""
+        ...
+
     def launcher(self, token: str) -> Launcher:
         """For the next epoch, whose workers ask for `token`.
 

@@ -1,7 +1,6 @@
 """The worker groups of one engine, one after the other."""
 
 import logging
-import secrets
 import threading
 from dataclasses import replace
 from types import TracebackType
@@ -63,6 +62,12 @@ class Epochs:
         """Runs the steps of this epoch."""
         return self.group.executor(self._deadlines)
 
+    def prepare(self) -> None:
+        """Has spare workers start for the next epoch, where the options want them."""
+        with self._lock:
+            if self._config.standby and not self._is_closed:
+                self._cluster.prepare(self._config.tp)
+
     def find_cause(self, error: WorkerError) -> WorkerError:
         """What ended this epoch, `error` being what was noticed of it."""
         return self.group.find_cause(error)
@@ -109,10 +114,10 @@ class Epochs:
         self.close()
 
     def _start_group(self, on_progress: OnProgress) -> WorkerGroup:
-        token = secrets.token_hex(32)
         with self._lock:
             if self._is_closed:
                 raise WorkerError("the engine is stopping: no workers are started")
+            token = self._cluster.token()
             self._launcher = launcher = self._cluster.launcher(token)
         self._epoch += 1
         return start_workers(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import secrets
 import signal
 import subprocess
 import sys
@@ -32,17 +33,37 @@ class LocalCluster:
     def __init__(self, *, startup_timeout_s: float, cluster_certs: str | None = None) -> None:
         self._startup_timeout_s = startup_timeout_s
         self._cluster_certs = cluster_certs
+        self._next: LocalLauncher | None = None
+
+    def token(self) -> str:
+        """As Cluster.token."""
+        return secrets.token_hex(32) if self._next is None else self._next.token
+
+    def prepare(self, count: int) -> None:
+        """As Cluster.prepare."""
+        if self._next is None:
+            self._next = self._make(secrets.token_hex(32))
+            self._next.begin(count)
 
     def launcher(self, token: str) -> "LocalLauncher":
         """As Cluster.launcher."""
+        prepared, self._next = self._next, None
+        if prepared is not None and prepared.token == token:
+            return prepared
+        return self._make(token)
+
+    def close(self) -> None:
+        """As Cluster.close."""
+        if self._next is not None:
+            self._next.close(at_once=True)
+            self._next = None
+
+    def _make(self, token: str) -> "LocalLauncher":
         return LocalLauncher(
             token=token,
             startup_timeout_s=self._startup_timeout_s,
             cluster_certs=self._cluster_certs,
         )
-
-    def close(self) -> None:
-        """As Cluster.close: nothing is left."""
 
 
 class LocalLauncher:
@@ -55,29 +76,34 @@ class LocalLauncher:
     def __init__(
         self, *, token: str, startup_timeout_s: float, cluster_certs: str | None = None
     ) -> None:
-        self._token = token
+        self.token = token
         self._cluster_certs = cluster_certs
         self._startup_timeout_s = startup_timeout_s
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._workers: list[_WorkerProcess] = []
+        self._handshakes: SimpleQueue[tuple[int, str]] = SimpleQueue()
 
-    def launch(self, count: int) -> list[WorkerAddress]:
-        """As Launcher.launch; all of them are on one node."""
-        deadline = time.monotonic() + self._startup_timeout_s
-        handshakes: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    def begin(self, count: int) -> None:
+        """Starts processes, and doesn't wait for them."""
         for rank in range(count):
-            worker = _WorkerProcess(rank, handshakes.put)
+            worker = _WorkerProcess(rank, self._handshakes.put)
             with self._lock:
                 if self._closing.is_set():
                     raise WorkerError("the launcher was closed while workers started")
                 # Known before it starts: an interrupt may come at any moment.
                 self._workers.append(worker)
-                worker.start(self._token, self._cluster_certs)
+                worker.start(self.token, self._cluster_certs)
+
+    def launch(self, count: int) -> list[WorkerAddress]:
+        """As Launcher.launch; all of them are on one node."""
+        deadline = time.monotonic() + self._startup_timeout_s
+        if not self._workers:
+            self.begin(count)
         ports: dict[int, int] = {}
         while len(ports) < count:
             try:
-                rank, line = handshakes.get(timeout=max(0.0, deadline - time.monotonic()))
+                rank, line = self._handshakes.get(timeout=max(0.0, deadline - time.monotonic()))
             except Empty:
                 late = ", ".join(str(rank) for rank in range(count) if rank not in ports)
                 raise WorkerError(

@@ -1,6 +1,7 @@
 """The Ray that workers run on: a cluster's, or one of our own on this machine."""
 
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -33,6 +34,13 @@ class RayCluster:
         self._cluster_certs = cluster_certs
         self._is_joined = False
         self._cleanup = ExitStack()
+
+    def token(self) -> str:
+        """As Cluster.token."""
+        return secrets.token_hex(32)
+
+    def prepare(self, count: int) -> None:
+        """As Cluster.prepare: nothing yet."""
 
     def launcher(self, token: str) -> RayLauncher:
         """As Cluster.launcher."""

@@ -42,7 +42,7 @@ def ranks(server: Server) -> list[psutil.Process]:
     found = []
     for each in server.family:
         with contextlib.suppress(psutil.NoSuchProcess):  # of an epoch that is over
-            if "workers.server" in each.cmdline():
+            if each.name().startswith("lockstep:rank"):
                 found.append(each)
     return found
 
