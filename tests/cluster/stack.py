@@ -44,11 +44,7 @@ class Server:
         # Short: Ray puts sockets below it.
         self.temporary_folder = Path(tempfile.mkdtemp(prefix="ls"))
         self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "runtime", "serve", "--port=0", "--http-port=0"),
-                # Later options win: most tests need no spare processes, which take their time.
-                *("--no-standby", *options),
-            ],
+            [sys.executable, "-m", "runtime", "serve", "--port=0", "--http-port=0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
