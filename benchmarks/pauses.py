@@ -25,7 +25,8 @@ from benchmarks.scheduler.cases import STEP_TOKENS, VOCAB_SIZE, DecodeCase
 from benchmarks.scheduler.ours import MAX_MODEL_LEN, Driver, make_layout, make_prompt
 from benchmarks.scheduler.timing import frozen_heap, num_involuntary_switches
 from runtime.collector import Sweep
-from runtime.engine import Connection, Engine
+from runtime.connection import Connection
+from runtime.engine import Engine
 from runtime.request import ModelInfo, Request
 from runtime.sampling_params import LOCKSTEP_DEFAULTS, SamplingParams
 from runtime.structured import NoCompiler

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from runtime.choices import make_choices
+from runtime.connection import Connection
 from runtime.counters import Counters, StepTimes
 from runtime.errors import (
     CapacityError,
@@ -155,7 +156,7 @@ class Engine:
         """Waits for the last request of an engine that drains; False: there are some still."""
         return self._drained.wait(timeout_s)
 
-    def connect(self, sink: Sink) -> "Connection":
+    def connect(self, sink: Sink) -> Connection:
         return Connection(self, sink)
 
     def stats(self) -> EngineStats:
@@ -170,7 +171,7 @@ class Engine:
         """Runs what was submitted. For who steps the engine; else its own thread does."""
         self._mailbox.run_all()
 
-    def add(self, connection: "Connection", request: Request, *, arrived_s: float) -> None:
+    def add(self, connection: Connection, request: Request, *, arrived_s: float) -> None:
         """Queues a request or refuses it through its connection's sink.
 
         Its deadline counts from `arrived_s`. Engine's thread only, until the engine has ended.
@@ -192,7 +193,7 @@ class Engine:
         self._live.add(key, choices)
         self._intake.add(choices, request.params.structure, is_limited=not request.was_accepted)
 
-    def abort(self, connection: "Connection", request_id: int, choice: int | None = None) -> None:
+    def abort(self, connection: Connection, request_id: int, choice: int | None = None) -> None:
         """Forgets a request or one choice of it; nothing more comes. Engine's thread only."""
         key = (connection, request_id)
         if choice is None:
@@ -201,7 +202,7 @@ class Engine:
             # Its client has seen its end in the text: a stop string.
             self._drop([sequence_id], FinishReason.STOP)
 
-    def abort_all(self, connection: "Connection") -> None:
+    def abort_all(self, connection: Connection) -> None:
         """Forgets all requests of a connection, and takes no more. Engine's thread only."""
         connection.is_closed = True
         for request_id in self._live.of(connection):
@@ -260,37 +261,29 @@ class Engine:
     def _recover(self, error: WorkerError) -> None:
         """New workers take over: what ran waits for them, and is computed again.
 
-        Requests come, go and time out meanwhile. Raises `error`: that isn't wanted.
+        Raises `error`: that isn't wanted.
         """
-        recovery = self._recovery
-        if recovery is None or self._ending is not None:
+        if self._recovery is None or self._ending is not None:
             raise error
         logger.error("the workers are lost: %s", error)
         self._set_readiness(f"the workers are lost and started again: {error}")
-        error = recovery.find_cause(error)
-        reason: LockstepError = error
-        while True:
-            if recovery.is_hopeless:
-                self._fail_all(reason)
-            begun = recovery.begin(on_done=partial(self._mailbox.post, _wake))
-            while not begun.done():
-                self._mailbox.run_next(IDLE_CHECK_S)
-                self._scheduler.expire(self.clock())
-                self._fail_dropped()
-            try:
-                epoch = begun.result()
-                break
-            except LockstepError as failure:
-                logger.error("the workers can't be started: %s", failure)
-                reason = failure
-        self._scheduler.restart(is_outside=error.is_outside)
+        epoch, cause = self._recovery.run(
+            error, post=self._mailbox.post, wait=self._wait_for_workers, give_up=self._fail_all
+        )
+        self._scheduler.restart(is_outside=cause.is_outside)
         self._fail_dropped()
         self._pipeline.restart(epoch.executor)
         self._executor, self._outage = epoch.executor, None
         self._counters.num_restarts += 1
         epoch.on_lost(partial(self.lose, epoch.executor))
         self._set_readiness(None)
-        logger.warning("the workers are back; they were lost since %s", error)
+        logger.warning("the workers are back; they were lost since %s", cause)
+
+    def _wait_for_workers(self) -> None:
+        """A turn of the time without workers, in which requests come, go and time out."""
+        self._mailbox.run_next(IDLE_CHECK_S)
+        self._scheduler.expire(self.clock())
+        self._fail_dropped()
 
     def _fail_all(self, reason: LockstepError) -> None:
         """Fails what is here, and refuses what comes until there are workers again."""
@@ -377,32 +370,3 @@ class _EndedError(Exception):
     def __init__(self, error: LockstepError) -> None:
         super().__init__(str(error))
         self.error = error
-
-
-def _wake() -> None:
-    """For a thread that waits for its mailbox."""
-
-
-class Connection:
-    """One client of the engine, with request ids of its own. Its methods never block."""
-
-    def __init__(self, engine: Engine, sink: Sink) -> None:
-        self.sink = sink
-        self.is_closed = False  # the engine's thread knows
-        self._engine = engine
-
-    def add(self, request: Request) -> None:
-        """Queues a request. Refusals come through the sink."""
-        arrived_s = self._engine.clock()
-        self._engine.submit(partial(self._engine.add, self, request, arrived_s=arrived_s))
-
-    def abort(self, request_id: int, choice: int | None = None) -> None:
-        """Ends a request or a choice of it, which delivers nothing afterwards.
-
-        What is unknown or has ended is ignored.
-        """
-        self._engine.submit(partial(self._engine.abort, self, request_id, choice))
-
-    def close(self) -> None:
-        """Ends all requests of this connection."""
-        self._engine.submit(partial(self._engine.abort_all, self))

@@ -9,6 +9,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -17,7 +18,7 @@ from protos.auth import TokenInterceptor
 from protos.malformed import MalformedError, MalformedInterceptor
 from protos.tls import add_port
 from runtime import engine_codec
-from runtime.engine import Connection, Engine
+from runtime.engine import Engine
 from runtime.errors import (
     CapacityError,
     ConfigError,
@@ -30,6 +31,9 @@ from runtime.live_requests import Outputs, TokenBatch
 from runtime.outbox import Outbox, num_values_of
 from runtime.request import EngineStats, RequestFailure, RequestOutput
 from runtime.stats_codec import encode_stats
+
+if TYPE_CHECKING:
+    from runtime.connection import Connection
 
 logger = logging.getLogger(__name__)
 

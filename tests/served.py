@@ -13,7 +13,7 @@ import grpc
 import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
-from runtime.engine import Connection, Engine
+from runtime.engine import Engine
 from runtime.engine_service import EngineServer
 from runtime.request import ModelInfo, Request, RequestFailure, RequestOutput, TokenLogprobs
 from runtime.scheduling.scheduler import Scheduler
@@ -25,6 +25,7 @@ from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler
 
 if TYPE_CHECKING:
+    from runtime.connection import Connection
     from runtime.errors import LockstepError
 
 MAX_STEPS = 2000

@@ -3,10 +3,11 @@
 import threading
 from collections import defaultdict
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 import pytest
 
-from runtime.engine import Connection, Engine
+from runtime.engine import Engine
 from runtime.errors import InvalidRequestError, LockstepError, UnavailableError, WorkerError
 from runtime.request import FinishReason, ModelInfo, Request, RequestFailure, RequestOutput
 from runtime.scheduling.step_plan import StepPlan, StepResult
@@ -14,6 +15,9 @@ from runtime.structured import NoCompiler
 from tests.params import complete_params
 from tests.scheduling import EOS, VOCAB_SIZE, OracleExecutor, make_scheduler, oracle_continuation
 from tests.served import DEPTH
+
+if TYPE_CHECKING:
+    from runtime.connection import Connection
 
 pytestmark = pytest.mark.wire
 

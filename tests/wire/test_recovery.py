@@ -5,12 +5,12 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from runtime import recovery as module
-from runtime.engine import Connection, Engine
+from runtime.engine import Engine
 from runtime.errors import (
     CapacityError,
     InvalidRequestError,
@@ -28,6 +28,9 @@ from runtime.structured import NoCompiler
 from tests.params import complete_params
 from tests.scheduling import make_scheduler
 from tests.served import ScoringOracle, oracle_model
+
+if TYPE_CHECKING:
+    from runtime.connection import Connection
 
 pytestmark = pytest.mark.wire
 
