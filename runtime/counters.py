@@ -81,7 +81,6 @@ class Counters:
     num_invalid_logits: int = 0
     num_empty_supports: int = 0
     num_restarts: int = 0
-    epoch: int = 1
     last_step: StepSummary | None = None
     ranks: tuple[RankSummary, ...] = ()
     _parts: _StepParts = field(default_factory=_StepParts)
@@ -96,7 +95,7 @@ class Counters:
         """A step is over; `execution` is what the executor says of it."""
         total_s = self._parts.observe(times, execution)
         if execution is not None:
-            self.epoch, self.ranks = execution.epoch, execution.ranks
+            self.ranks = execution.ranks
         self.last_step = StepSummary(
             step_id=output.step_id,
             num_decode_sequences=len(output.steady),
@@ -147,5 +146,5 @@ class Counters:
             step_s=self._parts.snapshot(),
             last_step=self.last_step,
             ranks=self.ranks,
-            epoch=self.epoch,
+            epoch=1 + self.num_restarts,
         )

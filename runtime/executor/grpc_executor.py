@@ -131,9 +131,7 @@ class GrpcExecutor:
                 _check_hashes(step_id, replies)
             result = _result_of(replies[0])
             codec_s = encode_s + time.monotonic() - self._replied_at
-            return replace(
-                result, execution=Execution(self._epoch, codec_s, decode_timings(replies))
-            )
+            return replace(result, execution=Execution(codec_s, decode_timings(replies)))
         except WorkerError as error:
             self._failure = error
             self._cancel()

@@ -139,9 +139,8 @@ class Fault(IntEnum):
 
 
 class Execution(NamedTuple):
-    """Who ran a step, and where its time went."""
+    """Where the time of a step went."""
 
-    epoch: int
     encode_s: float  # making the messages, and reading the replies
     ranks: tuple[RankSummary, ...]  # in their order
 

@@ -32,7 +32,7 @@ class TimedOracle(ScoringOracle):
             RankSummary(0, 0.0001, FORWARD_S, SAMPLE_S),
             RankSummary(1, 0.0001, FORWARD_S, 0.0),
         )
-        return replace(result, execution=Execution(1, 0.0002, ranks))
+        return replace(result, execution=Execution(0.0002, ranks))
 
 
 def timeline_of(folder: Path) -> Timeline:
