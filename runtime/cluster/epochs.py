@@ -1,6 +1,7 @@
 """The worker groups of one engine, one after the other."""
 
 import logging
+import secrets
 import threading
 from dataclasses import replace
 from types import TracebackType
@@ -18,6 +19,8 @@ from runtime.scheduling.cache_layout import CacheLayout
 
 logger = logging.getLogger(__name__)
 
+EPOCH_BITS = 63  # a number takes 64 on the wire
+
 
 class Epochs:
     """Each has workers, a token and a number of its own; the cluster they run on stays.
@@ -34,7 +37,9 @@ class Epochs:
         self._lock = threading.Lock()
         self._is_closed = False
         self._launcher: Launcher | None = None
-        self._epoch = 0
+        # From anywhere: workers that another driver has, or an earlier run of ours had, are to take
+        # nothing from this one.
+        self._epoch = secrets.randbits(EPOCH_BITS)
         self._spec: LoadedModel | None = None
         self._layout: CacheLayout | None = None
         self._group: WorkerGroup | None = None
