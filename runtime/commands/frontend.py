@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from runtime.addresses import read_addresses
 from runtime.commands.common import config_option, options_of, pick, set_up_logging, verbose_option
 from runtime.config import require_key
 from runtime.errors import ConfigError
@@ -48,7 +49,7 @@ def frontend(engine: str, reuse_port: bool, verbose: bool, **values: Any) -> Non
             "neither api_key nor api_keys is set: clients need a key "
             "(--api-key, LOCKSTEP_API_KEY, --api-keys)"
         )
-    addresses = read_addresses(engine)
+    addresses = read_addresses("engine", engine)
 
     asyncio.run(serve_until_signal(config, addresses, token, reuse_port=reuse_port))
 
@@ -78,18 +79,6 @@ async def serve_until_signal(
             work.cancel()
 
     await until_signal(work, on_drain=drain)
-
-
-def read_addresses(text: str) -> list[str]:
-    """Of engines. Raises ConfigError: one is no address, or is there twice."""
-    addresses = [each.strip() for each in text.split(",")]
-    for each in addresses:
-        host, _, port = each.rpartition(":")
-        if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
-            raise ConfigError(f"engine={each!r} must be HOST:PORT, with a port in [1, 65535]")
-        if addresses.count(each) > 1:
-            raise ConfigError(f"engine={text!r} has {each} twice: name each engine once")
-    return addresses
 
 
 def announce(ports: "Ports") -> None:

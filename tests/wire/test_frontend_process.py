@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from runtime import app, frontend_processes
-from runtime.commands.frontend import read_addresses
+from runtime.addresses import read_addresses
 from runtime.config import EngineConfig
 from runtime.engine_service import EngineServer
 from runtime.errors import ConfigError, LockstepError, UnavailableError
@@ -282,7 +282,7 @@ def test_an_engine_that_fails_while_it_drains_is_told() -> None:
 
 
 def test_engines_are_named_by_their_addresses() -> None:
-    assert read_addresses("one:1, 10.0.0.2:50 ,[::1]:65535") == [
+    assert read_addresses("engine", "one:1, 10.0.0.2:50 ,[::1]:65535") == [
         "one:1",
         "10.0.0.2:50",
         "[::1]:65535",
@@ -302,4 +302,4 @@ def test_engines_are_named_by_their_addresses() -> None:
 )
 def test_what_names_no_engine_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_addresses(text)
+        read_addresses("engine", text)
