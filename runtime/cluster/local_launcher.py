@@ -1,7 +1,6 @@
 """Workers as plain processes on this machine."""
 
 import json
-import logging
 import secrets
 import signal
 import subprocess
@@ -16,8 +15,8 @@ from typing import NamedTuple
 
 from runtime.child_environment import without_secrets
 from runtime.cluster.base import Death, OnDeath, WorkerAddress
+from runtime.cluster.worker_command import TOKEN_VARIABLE, worker_command
 from runtime.errors import WorkerError
-from workers.server import TOKEN_VARIABLE
 
 HOST = "127.0.0.1"
 TERMINATE_TIMEOUT_S = 2.0
@@ -167,7 +166,7 @@ class _WorkerProcess:
 
     def start(self, token: str, cluster_certs: str | None) -> None:
         process = subprocess.Popen(
-            _command(self.rank, cluster_certs),
+            worker_command(host=HOST, cuda_device=self.rank, cluster_certs=cluster_certs),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -227,18 +226,6 @@ class _WorkerProcess:
         self.ended.set_result(_Exit(code, "".join(self._kept)))
         if not first_line:
             self._on_handshake((self.rank, ""))
-
-
-def _command(rank: int, cluster_certs: str | None) -> list[str]:
-    level = logging.getLogger("workers").getEffectiveLevel()
-    # -P: a folder called `workers` in the current directory must not be taken for ours.
-    return [
-        *(sys.executable, "-P", "-m", "workers.server"),
-        *("--host", HOST),
-        *("--cuda-device", str(rank)),
-        *("--log-level", str(level)),
-        *(() if cluster_certs is None else ("--cluster-certs", cluster_certs)),
-    ]
 
 
 def _describe(code: int, log: str) -> str:
