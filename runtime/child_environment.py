@@ -5,8 +5,8 @@ import os
 # Where Python, its packages and its libraries are, and how text is written; no keys, no tokens.
 KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "TZ", "LANG", "LC_ALL")
 
-# What frontends get by their environment, and nobody else needs.
-SECRETS = frozenset({"LOCKSTEP_API_KEY", "LOCKSTEP_ENGINE_TOKEN"})
+# What comes by our environment and is for those alone that we give it to.
+SECRETS = frozenset({"LOCKSTEP_API_KEY", "LOCKSTEP_ENGINE_TOKEN", "LOCKSTEP_WORKER_TOKEN"})
 
 
 def child_environment() -> dict[str, str]:
@@ -15,5 +15,5 @@ def child_environment() -> dict[str, str]:
 
 
 def without_secrets() -> dict[str, str]:
-    """For our own processes that are no frontends."""
+    """For our own processes."""
     return {name: value for name, value in os.environ.items() if name not in SECRETS}

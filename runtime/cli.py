@@ -14,6 +14,7 @@ from runtime.commands.replay import replay
 from runtime.commands.serve import serve
 from runtime.commands.top import top
 from runtime.commands.trace import trace
+from runtime.commands.worker import worker
 from runtime.errors import ConfigError, LockstepError
 from runtime.interrupts import interruptible
 
@@ -27,7 +28,10 @@ def cli() -> None:
     """Lockstep serves large language models."""
 
 
-for command in (serve, frontend, generate, batch, models, certs, hash_key, top, replay, trace):
+for command in (
+    *(serve, worker, frontend, generate, batch, models),
+    *(certs, hash_key, top, replay, trace),
+):
     cli.add_command(command)
 
 

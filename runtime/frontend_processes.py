@@ -1,7 +1,6 @@
 """Frontends as processes of their own, which share the public ports."""
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields
 from tempfile import TemporaryDirectory
 
+from runtime.child_environment import without_secrets
 from runtime.errors import UnavailableError
 from runtime.frontend_config import FrontendConfig
 
@@ -184,7 +184,7 @@ def running_frontends(
     Raises UnavailableError: one ended before it served.
     """
     with ExitStack() as stack:
-        environment = os.environ | frontend_secrets(config, engine_token)
+        environment = without_secrets() | frontend_secrets(config, engine_token)
         if count > 1:
             # By files of this folder their numbers are summed.
             folder = stack.enter_context(TemporaryDirectory(prefix="lockstep-metrics-"))

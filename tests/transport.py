@@ -242,9 +242,11 @@ class Client:
 
 
 @contextmanager
-def running_worker(model: FakeModel) -> Iterator[tuple[Client, WorkerServer]]:
-    """A worker that serves in this process, and a client with its token."""
-    server = serve("127.0.0.1", TOKEN, model.side())
+def running_worker(
+    model: FakeModel, *, on_expired: Callable[[], None] = lambda: None, **options: Any
+) -> Iterator[tuple[Client, WorkerServer]]:
+    """A worker that serves in this process, which no lease ends, and a client with its token."""
+    server = serve("127.0.0.1", TOKEN, model.side(), on_expired=on_expired, **options)
     try:
         with grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
             yield Client(channel), server

@@ -2,17 +2,22 @@
 
 The process prints one line of JSON, `{"port": N}`, once it serves. It ends when its standard input
 does: the driver holds the other end of that pipe, so that no worker outlives its driver.
+
+One that is given its port was started by somebody else, who is to start it again. It ends with 0
+after Shutdown, SIGTERM or SIGINT, and with 1 when its driver's lease runs out.
 """
 
 import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -26,8 +31,13 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "LOCKSTEP_WORKER_TOKEN"
 SERVICE_NAME = "lockstep.worker.v1.Worker"
+# For health: serving until the first call, which makes the worker its driver's.
+UNCLAIMED_NAME = f"{SERVICE_NAME}.unclaimed"
 STOP_GRACE_S = 0.5
 LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
+
+# Of a worker that is on its own: its driver may be gone before it has renewed a lease once.
+FIRST_LEASE_S = 10.0
 
 # One each for KeepAlive, Execute, Initialize and Shutdown, the rest for health.
 NUM_THREADS = 9
@@ -82,15 +92,20 @@ def serve(
     cluster_certs: str | None = None,
     on_expired: Callable[[], None] = end_without_driver,
     on_rank: Callable[[int], None] = lambda rank: None,
+    *,
+    port: int = 0,
+    first_lease_s: float | None = None,
 ) -> WorkerServer:
-    """Serves Worker and health on a free port of `host`; both ask for the token.
+    """Serves Worker and health on `port` of `host`, 0 being a free one; both ask for the token.
 
     By mutual TLS where `cluster_certs` has the folder with its certificates; raises ValueError,
     which names the file, where they can't be used.
-    `on_expired` is called once the driver has let the lease run out, `on_rank` when it is known
-    which rank this is.
-    Health tells of the process under "", and of steps under SERVICE_NAME: serving from
-    AllocateCache until a step fails.
+    `on_expired` is called once the driver has let the lease run out, which begins with the first
+    renewal, or where `first_lease_s` is set with the first call; `on_rank` when it is known which
+    rank this is.
+    Health tells of the process under "", of steps under SERVICE_NAME: serving from AllocateCache
+    until a step fails; and under UNCLAIMED_NAME whether no driver has the worker yet.
+    Raises RuntimeError: the port can't be bound.
     """
     # Here, not above: the driver's process imports this module for its names alone.
     import grpc
@@ -104,16 +119,24 @@ def serve(
 
     statuses = health.HealthServicer()
 
-    def on_serving(serving: bool) -> None:
+    def tell(name: str, serving: bool) -> None:
         statuses.set(
-            SERVICE_NAME,
+            name,
             health_pb2.HealthCheckResponse.SERVING
             if serving
             else health_pb2.HealthCheckResponse.NOT_SERVING,
         )
 
-    on_serving(False)
-    service = WorkerService(model_side, on_serving, on_expired, on_rank)
+    tell(SERVICE_NAME, False)
+    tell(UNCLAIMED_NAME, True)
+    service = WorkerService(
+        model_side,
+        partial(tell, SERVICE_NAME),
+        on_expired,
+        on_rank,
+        partial(tell, UNCLAIMED_NAME, False),
+        first_lease_s=first_lease_s,
+    )
     server = grpc.server(
         ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grpc"),
         interceptors=[TokenInterceptor(token), MalformedInterceptor()],
@@ -122,9 +145,9 @@ def serve(
     worker_pb2_grpc.add_WorkerServicer_to_server(service, server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(statuses, server)
     credentials = None if cluster_certs is None else server_credentials(cluster_certs)
-    port = add_port(server, _with_port(host, 0), credentials)
+    bound = add_port(server, _with_port(host, port), credentials)
     server.start()
-    return WorkerServer(port, service.stopped, server)
+    return WorkerServer(bound, service.stopped, server)
 
 
 def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
@@ -156,15 +179,29 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
 
 
 def main() -> None:
-    """Serves until Shutdown, or until standard input ends."""
+    """Serves until Shutdown, or until standard input ends; given a port, as a worker on its own."""
     arguments = _parse_arguments()
+    is_alone = arguments.port is not None
     handshake = _take_stdout()
-    end_with_stdin()
+    if is_alone:
+        _end_with_signals()
+    else:
+        end_with_stdin()
     logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
     # Taken out, so that no child and no dump of the environment carries it.
     token = os.environ.pop(TOKEN_VARIABLE, "")
+    if not token:
+        sys.exit(f"{TOKEN_VARIABLE} is not set: it is the token that the driver sends")
     model_side = built_in_model_side(arguments.host, arguments.cuda_device)
-    server = serve(arguments.host, token, model_side, arguments.cluster_certs, on_rank=name_process)
+    server = serve(
+        arguments.host,
+        token,
+        model_side,
+        arguments.cluster_certs,
+        on_rank=name_process,
+        port=arguments.port or 0,
+        first_lease_s=FIRST_LEASE_S if is_alone else None,
+    )
     with handshake:
         print(json.dumps({"port": server.port}), file=handshake)
     server.wait()
@@ -177,6 +214,9 @@ def main() -> None:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m workers.server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="Address to bind to.")
+    parser.add_argument(
+        "--port", type=int, help="Port to bind, without a driver at the end of standard input."
+    )
     parser.add_argument("--cuda-device", type=int, default=0, help="Index of the GPU to use.")
     parser.add_argument(
         "--log-level",
@@ -186,6 +226,12 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--cluster-certs", help="Folder with the certificates for mutual TLS.")
     return parser.parse_args()
+
+
+def _end_with_signals() -> None:
+    """At once: what runs is its driver's, which hears of it by the broken stream."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, frame: os._exit(0))
 
 
 def _take_stdout() -> TextIO:

@@ -50,8 +50,9 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
 class WorkerService(worker_pb2_grpc.WorkerServicer):
     """One rank. Sets `stopped` after a Shutdown; tells `on_serving` whether steps can run now.
 
-    `on_expired` is called when its driver has let the lease run out, `on_rank` when it is known
-    which rank this is.
+    `on_claimed` is called with the first call, to whose epoch it belongs from then on, `on_rank`
+    when it is known which rank this is. With `first_lease_s` the lease begins with that call, and
+    else with the first renewal; `on_expired` is called when its driver has let it run out.
     """
 
     def __init__(
@@ -60,11 +61,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         on_serving: Callable[[bool], None],
         on_expired: Callable[[], None],
         on_rank: Callable[[int], None],
+        on_claimed: Callable[[], None],
+        *,
+        first_lease_s: float | None,
     ) -> None:
         self.stopped = threading.Event()
         self._model_side = model_side
         self._on_serving = on_serving
         self._on_rank = on_rank
+        self._on_claimed = on_claimed
+        self._first_lease_s = first_lease_s
         self._device = SerialThread("device")
         self._lock = threading.Lock()
         self._claims: set[str] = set()
@@ -202,6 +208,9 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         with self._lock:
             if self._epoch is None:
                 self._epoch = epoch
+                self._on_claimed()
+                if self._first_lease_s is not None:
+                    self._lease.renew(self._first_lease_s)
             if self._epoch != epoch:
                 raise OutOfOrderError(f"epoch {epoch} came, this worker is of epoch {self._epoch}")
 

@@ -21,6 +21,8 @@ from runtime.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.unit
 
+WORKER_TOKEN = "LOCKSTEP_WORKER_TOKEN"
+
 
 def parse(*arguments: str) -> EngineConfig:
     """Runs a command that takes every option of EngineConfig and returns what it was given."""
@@ -296,3 +298,27 @@ def test_wrong_frontend_configuration_is_refused(
 def test_a_wrong_configuration_of_serve_is_refused(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "message"),
+    [
+        (["--port=5"], None, f"{WORKER_TOKEN} is not set"),
+        (["--port=5"], "", f"{WORKER_TOKEN} is not set"),
+        (["--port=5"], " x", f"{WORKER_TOKEN} of 2 characters must be printable"),
+        (["--port=5", "--host=0.0.0.0"], "x", "host='0.0.0.0' would open the ranks' rendezvous"),
+        (["--port=5", "--cluster-certs=/no"], "x", "cluster_certs: /no/ca.pem can't be read"),
+        (["--port=5", "--host=203.0.113.1"], "x", "host=203.0.113.1 port=5 can't be bound"),
+    ],
+)
+def test_a_worker_that_nobody_could_use_is_refused(
+    options: list[str], token: str | None, message: str
+) -> None:
+    result = CliRunner().invoke(cli, ["worker", *options], env={WORKER_TOKEN: token})
+    assert isinstance(result.exception, ConfigError)
+    assert message in str(result.exception)
+
+
+@pytest.mark.parametrize("options", [[], ["--port=0"], ["--port=1", "--cuda-device=-1"]])
+def test_a_worker_needs_a_port_that_its_driver_knows(options: list[str]) -> None:
+    assert CliRunner().invoke(cli, ["worker", *options]).exit_code == 2

@@ -27,7 +27,7 @@ from tests.transport import (
 )
 from workers.collector import freeze_heap
 from workers.errors import CacheError, ModelError
-from workers.server import SERVICE_NAME
+from workers.server import SERVICE_NAME, UNCLAIMED_NAME
 
 pytestmark = pytest.mark.wire
 
@@ -99,6 +99,22 @@ def test_a_worker_loads_and_runs_steps() -> None:
     assert result.sequence_ids == [2**64 - 1, 12]
     assert result.token_ids == [1199, 346]
     assert (steps[0].timings.forward_us, steps[0].timings.sample_us) == (11, 5)
+
+
+def test_a_worker_is_to_be_had_until_its_first_call() -> None:
+    with running_worker(FakeModel()) as (client, _):
+        before = health_of(client, UNCLAIMED_NAME)
+        client.open_rendezvous()
+        assert (before, health_of(client, UNCLAIMED_NAME)) == (SERVING, NOT_SERVING)
+
+
+def test_a_claim_without_a_renewal_runs_out() -> None:
+    expired = threading.Event()
+    options = {"first_lease_s": 0.1, "on_expired": expired.set}
+    with running_worker(FakeModel(), **options) as (client, _):
+        assert not expired.wait(0.5), "nobody has claimed it yet"
+        client.open_rendezvous()
+        assert expired.wait(TIMEOUT_S)
 
 
 def test_tokens_come_in_the_order_of_the_sampled_rows() -> None:
