@@ -6,6 +6,7 @@ Command-line flags and TOML keys are made from these fields.
 from dataclasses import dataclass
 from typing import Literal
 
+from runtime.addresses import read_addresses
 from runtime.errors import ConfigError
 from runtime.options import option
 
@@ -43,8 +44,16 @@ class EngineConfig:
 
     tp: int = option(1, "Tensor-parallel ranks.")
     device: Literal["cpu", "cuda"] = option("cpu", "Where the ranks compute.")
-    launcher: Literal["ray", "local"] = option(
-        "ray", "Ray actors, or plain processes on this machine."
+    launcher: Literal["ray", "local", "static"] = option(
+        "ray",
+        "Ray actors, plain processes on this machine, or workers that something else starts, at "
+        "--workers.",
+    )
+    workers: str | None = option(
+        None,
+        "Addresses of static workers, HOST:PORT[,HOST:PORT], in the order of ranks; at each "
+        "`lockstep worker` is started again whenever it ends. LOCKSTEP_WORKER_TOKEN has their "
+        "token.",
     )
     ray_address: str | None = option(
         None, "Ray cluster to join; a Ray of its own on this machine where unset."
@@ -182,15 +191,12 @@ class EngineConfig:
             f"kv_memory={self.kv_memory} must be at least 1 byte",
         )
         require(
-            self.ray_address is None or self.launcher == "ray",
-            f"ray_address={self.ray_address} needs launcher=ray, not launcher={self.launcher}",
-        )
-        require(
             0 <= self.threads_per_rank <= MAX_THREADS,
             f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
         check_not_empty(self, "cluster_certs", "record")
+        self._check_launcher()
         self._check_prefills()
         self._check_recording()
         self._check_queue()
@@ -200,6 +206,27 @@ class EngineConfig:
         """Most tokens that one sequence is fed in a step."""
         budget = self.max_num_batched_tokens
         return min(budget, self.long_prefill_token_threshold or budget)
+
+    @property
+    def worker_list(self) -> list[str]:
+        """The addresses of static workers, by rank; none with other launchers."""
+        return [] if self.workers is None else read_addresses("workers", self.workers)
+
+    def _check_launcher(self) -> None:
+        for name, launcher in (("ray_address", "ray"), ("workers", "static")):
+            value = getattr(self, name)
+            require(
+                value is None or self.launcher == launcher,
+                f"{name}={value} needs launcher={launcher}, not launcher={self.launcher}",
+            )
+        if self.launcher == "static":
+            require(not self.standby, "standby is set, but launcher=static starts no workers")
+            require(self.workers is not None, "launcher=static needs workers, HOST:PORT by rank")
+            count = len(self.worker_list)
+            require(
+                count == self.tp,
+                f"workers={self.workers} must be as many as ranks: they are {count}, tp={self.tp}",
+            )
 
     def _check_prefills(self) -> None:
         most = self.max_num_partial_prefills

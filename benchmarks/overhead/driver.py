@@ -39,6 +39,8 @@ KV_BYTES = MAX_ROWS * 10_000 * 2
 class GivenWorkers:
     """Workers that somebody else starts and ends."""
 
+    ends_workers = False
+
     def __init__(self, ports: list[int]) -> None:
         self.addresses = [
             WorkerAddress(rank=rank, node="local", host=HOST, port=port)

@@ -34,6 +34,11 @@ OnDeath = Callable[[Death], None]
 class Launcher(Protocol):
     """Starts the workers of one epoch and ends them. One object launches once."""
 
+    @property
+    def ends_workers(self) -> bool:
+        """Whether `close` does so; else they end when they are asked to, or by their lease."""
+        ...
+
     def launch(self, count: int) -> list[WorkerAddress]:
         """Starts `count` workers and returns them in the order of their ranks, once all serve.
 

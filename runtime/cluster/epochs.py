@@ -23,7 +23,7 @@ EPOCH_BITS = 63  # a number takes 64 on the wire
 
 
 class Epochs:
-    """Each has workers, a token and a number of its own; the cluster they run on stays.
+    """Each has workers and a number of its own; the cluster they run on stays.
 
     `close` ends everything, as does leaving it as a context.
     """

@@ -181,8 +181,12 @@ class WorkerGroup:
         self._cleanup.close()
 
     def kill(self) -> None:
-        """As `close`, for ranks that are lost: none is asked to leave, which may take its time."""
-        self._farewell.pop_all()
+        """As `close`, for ranks that are lost: none is asked to leave, which may take its time.
+
+        But for those that nobody here can end: they are asked.
+        """
+        if self._launcher.ends_workers:
+            self._farewell.pop_all()
         self._closing.set()
         self._launcher.close(at_once=True)
         self._cleanup.close()

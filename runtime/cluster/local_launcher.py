@@ -72,6 +72,8 @@ class LocalLauncher:
     input, whose end tells them that it is gone, however it went.
     """
 
+    ends_workers = True
+
     def __init__(
         self, *, token: str, startup_timeout_s: float, cluster_certs: str | None = None
     ) -> None:

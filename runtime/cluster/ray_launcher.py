@@ -41,6 +41,8 @@ class RayLauncher:
     installed, in the same version.
     """
 
+    ends_workers = True
+
     def __init__(
         self,
         *,

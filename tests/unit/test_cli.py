@@ -21,6 +21,7 @@ from runtime.sampling_params import SamplingParams
 
 pytestmark = pytest.mark.unit
 
+STATIC = {"launcher": "static", "tp": 2}
 WORKER_TOKEN = "LOCKSTEP_WORKER_TOKEN"
 
 
@@ -215,6 +216,13 @@ def test_what_is_no_size(text: str) -> None:
         ({"step_timeout_s": float("inf")}, "step_timeout_s=inf must be in"),
         ({"watermark": 1.0}, "watermark=1.0 must be in"),
         ({"ray_address": "h:1", "launcher": "local"}, "ray_address=h:1 needs launcher=ray"),
+        ({"workers": "h:1", "launcher": "local"}, "workers=h:1 needs launcher=static"),
+        ({"launcher": "static"}, "launcher=static needs workers"),
+        (STATIC | {"standby": True}, "standby is set, but launcher=static starts no workers"),
+        (STATIC | {"workers": "h:1"}, "workers=h:1 must be as many as ranks: they are 1, tp=2"),
+        (STATIC | {"workers": "h:1,h"}, "workers='h' must be HOST:PORT"),
+        (STATIC | {"workers": "h:1,h:65536"}, r"workers='h:65536' .* with a port in \[1, 65535\]"),
+        (STATIC | {"workers": "h:1, h:1"}, "workers='h:1, h:1' has h:1 twice"),
         (
             {"max_num_seqs": 65537, "max_num_batched_tokens": 65537},
             "max_num_seqs=65537 must be at most 65536",
@@ -298,6 +306,12 @@ def test_wrong_frontend_configuration_is_refused(
 def test_a_wrong_configuration_of_serve_is_refused(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ServeConfig(**values)
+
+
+def test_static_workers_have_a_rank_each() -> None:
+    config = parse("--launcher=static", "--tp=2", "--workers=one:5, [::1]:6")
+    assert config.worker_list == ["one:5", "[::1]:6"]
+    assert EngineConfig().worker_list == []
 
 
 @pytest.mark.parametrize(
