@@ -17,6 +17,7 @@ from runtime.scheduling.step_plan import BlockTables, SamplingColumns, StepPlan
 from tests.transport import ints
 
 START_S = 60.0
+MARK = "LOCKSTEP_TEST_MARK"
 
 OnProgress = Callable[[int, int], None]
 
@@ -84,3 +85,15 @@ def ranks() -> list[psutil.Process]:
         for child in psutil.Process().children(recursive=True)
         if "workers.server" in child.cmdline() or "WorkerActor" in "".join(child.cmdline())
     ]
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes that were started with this mark in their environment, whoever's they are."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found

@@ -5,10 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,7 +15,7 @@ import pytest
 from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
-from tests.rank_groups import START_S, ranks, ready_executor, small_plan, started
+from tests.rank_groups import MARK, START_S, marked, ranks, ready_executor, small_plan, started
 from tests.steps import execute
 from tests.tiny_models import save_tiny_model
 
@@ -25,22 +23,11 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
 DEATH_S = 2.0
 END_S = 10.0
-MARK = "LOCKSTEP_TEST_MARK"
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("llama")))
-
-
-@pytest.fixture
-def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """One of the test's own, with a path that is short enough for Ray."""
-    with tempfile.TemporaryDirectory(prefix="t-") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-        yield Path(folder)
 
 
 @pytest.mark.parametrize("launcher", ["local", "ray"])
@@ -174,14 +161,3 @@ def test_nothing_outlives_the_driver(
 
     assert alive == []
     assert list(temporary_folder.iterdir()) == []
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
