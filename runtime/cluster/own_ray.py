@@ -1,5 +1,6 @@
 """A Ray of our own on this machine, that leaves nothing behind."""
 
+import json
 import logging
 import os
 import secrets
@@ -9,13 +10,15 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import wait
 
 import ray
+from ray._raylet import Config  # type: ignore[attr-defined]
 
-from runtime.cluster import ray_janitor
-from runtime.errors import ConfigError
+from runtime.child_environment import without_secrets
+from runtime.cluster import ray_head, ray_janitor
+from runtime.errors import ConfigError, WorkerError
 from workers.serial_thread import SerialThread
 
 logger = logging.getLogger(__name__)
@@ -26,48 +29,45 @@ MAX_FOLDER_CHARS = 43
 # Ray's least is 75 MiB; its default, a third of the memory, is memory that the ranks want.
 OBJECT_STORE_BYTES = 80 << 20
 
+# Ray's own end takes a second or two.
+HEAD_TIMEOUT_S = 5.0
 JANITOR_TIMEOUT_S = 6.0
 
 TOLD = "LOCKSTEP_OWN_RAY"
 
 
 @contextmanager
-def own_ray(*, num_cpus: int) -> Iterator[None]:
+def own_ray(*, num_cpus: int, startup_timeout_s: float) -> Iterator[None]:
     """Starts Ray and connects to it; on the way out ends its processes and removes its files.
 
     So does its janitor where this process is killed: Ray has moments in which SIGTERM aborts it.
+    Raises WorkerError: Ray did not start, in its own words, or not within `startup_timeout_s`, or
+    can't be joined; nothing of it is left.
     """
     _set_environment()
     folder = _make_folder()
-    with (
-        _janitor(folder),
-        _told(folder),
-        connection(
-            marked=folder,
-            address="local",
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            configure_logging=False,
-            log_to_driver=True,
-            _temp_dir=folder,
-        ),
-    ):
+    with ExitStack() as stack:
+        stack.enter_context(_janitor(folder))
+        head = stack.enter_context(_head(folder, num_cpus))
+        address = _read_address(head, startup_timeout_s)
+        stack.enter_context(_told(folder))
+        try:
+            stack.enter_context(connection(address=address))
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise WorkerError(f"Ray started but can't be joined: {error}") from error
         yield
 
 
 @contextmanager
-def connection(*, marked: str | None = None, **options: Any) -> Iterator[None]:
+def connection(*, address: str) -> Iterator[None]:
     """`ray.init` and `ray.shutdown`, in a thread of their own; an interrupt waits for both.
 
     In the main thread, an exception that a signal raises in the middle crashes Ray's native code.
-    The thread stays until the end, as the kernel ends Ray's processes with the thread that started
-    them. `marked` is the folder that the janitor knows those processes by.
     """
 
     def start() -> None:
-        with _quiet_ray(), _marking(marked) if marked else nullcontext():
-            ray.init(**options)
+        with _quiet_ray():
+            ray.init(address=address, configure_logging=False, log_to_driver=True)
 
     # A thread that also works at the interpreter's end, where pools are closed.
     thread = SerialThread("ray")
@@ -104,6 +104,56 @@ def _janitor(folder: str) -> Iterator[None]:
 
 
 @contextmanager
+def _head(folder: str, num_cpus: int) -> Iterator["subprocess.Popen[str]"]:
+    """The process that Ray's are children of, from its start on."""
+    options = {
+        "num_cpus": num_cpus,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE_BYTES,
+        "_temp_dir": folder,
+    }
+    environment = {
+        **without_secrets(),
+        ray_janitor.MARK: folder,
+        # Else gRPC starts threads in what Ray forks, and they crash when its files are closed.
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+    }
+    with subprocess.Popen(
+        [sys.executable, "-P", ray_head.__file__, json.dumps(options)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as head:
+        try:
+            yield head
+        except BaseException:
+            # In the middle of its start it would hear nothing. The janitor ends its children.
+            head.kill()
+            raise
+        assert head.stdin is not None
+        head.stdin.close()
+        try:
+            head.wait(HEAD_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            head.kill()
+
+
+def _read_address(head: "subprocess.Popen[str]", startup_timeout_s: float) -> str:
+    assert head.stdout is not None
+    if not wait([head.stdout.fileno()], startup_timeout_s):
+        raise WorkerError(f"Ray did not start within startup_timeout_s={startup_timeout_s:g}")
+    line = head.stdout.readline()
+    if not line:
+        raise WorkerError(f"Ray did not start: its first process ended with code {head.wait()}")
+    said: dict[str, str] = json.loads(line)
+    if "error" in said:
+        raise WorkerError(f"Ray did not start: {said['error']}")
+    return said["address"]
+
+
+@contextmanager
 def _told(folder: str) -> Iterator[None]:
     """In the environment, as Ray's connection is the process's too."""
     os.environ[TOLD] = folder
@@ -114,17 +164,8 @@ def _told(folder: str) -> Iterator[None]:
 
 
 @contextmanager
-def _marking(folder: str) -> Iterator[None]:
-    os.environ[ray_janitor.MARK] = folder
-    try:
-        yield
-    finally:
-        del os.environ[ray_janitor.MARK]
-
-
-@contextmanager
 def _quiet_ray() -> Iterator[None]:
-    """Ray warns that it asks for a token, which is what we want."""
+    """Ray warns that it has no handler for SIGTERM, which we don't want to have."""
     log = logging.getLogger("ray")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -135,7 +176,7 @@ def _quiet_ray() -> Iterator[None]:
 
 
 def _set_environment() -> None:
-    """For Ray's processes, which inherit it. What the user has set stays.
+    """For Ray here and its processes, which inherit it. What the user has set stays.
 
     It also stays afterwards: Ray reads its token once in the life of a process.
     """
@@ -143,6 +184,10 @@ def _set_environment() -> None:
     # Ray asks for a token by default; without one here it would write one to the user's home.
     if "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ["RAY_AUTH_MODE"] = "token"
+        # It has read its settings at its import, and has no public way to read them again.
+        Config.initialize("")
     # Ray would hide all GPUs from actors that ask for none, and warn that it will stop doing so.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 

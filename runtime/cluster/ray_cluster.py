@@ -45,7 +45,9 @@ class RayCluster:
     def launcher(self, token: str) -> RayLauncher:
         """As Cluster.launcher."""
         if not self._is_joined:
-            self._cleanup.enter_context(_connected(self._address, self._num_ranks))
+            self._cleanup.enter_context(
+                _connected(self._address, self._num_ranks, self._startup_timeout_s)
+            )
             self._is_joined = True
         return RayLauncher(
             token=token,
@@ -60,7 +62,7 @@ class RayCluster:
 
 
 @contextmanager
-def _connected(address: str | None, count: int) -> Iterator[None]:
+def _connected(address: str | None, count: int, startup_timeout_s: float) -> Iterator[None]:
     """A connection to Ray; one that the process has already is used and left as it is."""
     if ray.is_initialized():
         if has_own_ray():
@@ -70,7 +72,8 @@ def _connected(address: str | None, count: int) -> Iterator[None]:
             )
         yield
     elif address is None:
-        with own_ray(num_cpus=max(os.cpu_count() or 1, count)):
+        num_cpus = max(os.cpu_count() or 1, count)
+        with own_ray(num_cpus=num_cpus, startup_timeout_s=startup_timeout_s):
             yield
     else:
         with _joined(address):
@@ -86,9 +89,7 @@ def _joined(address: str) -> Iterator[None]:
         )
     with ExitStack() as stack:
         try:
-            stack.enter_context(
-                connection(address=address, configure_logging=False, log_to_driver=True)
-            )
+            stack.enter_context(connection(address=address))
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"ray_address={address} can't be joined: {error}") from error
         yield
