@@ -20,7 +20,7 @@ from runtime.scheduling.step_plan import StepPlan, StepResult
 from runtime.scheduling.token_masks import TokenMasks
 from tests.tiny_models import load_executor
 from workers.batch import Batch, LateInputs
-from workers.codec import decode_plan, limits_of
+from workers.codec import decode_plan, input_hash, limits_of
 from workers.config import CacheLayout, WorkerConfig
 from workers.delta_codec import DeltaDecoder
 from workers.model_executor import ModelExecutor
@@ -115,7 +115,9 @@ class CodedExecutor:
         """Runs the oldest step."""
         plan, batches = self._steps.popleft()
         self.batch = batches[0]
-        self._on_all(lambda executor, rank: executor.forward(batches[rank]))
+        fed = self._on_all(lambda executor, rank: executor.forward(batches[rank]))
+        hashes = {input_hash(*pair) for pair in zip(batches, fed, strict=True)}
+        assert len(hashes) == 1, f"the ranks disagree in step {plan.step_id}"
         late = self._late.pop(plan.step_id) if plan.defer_sampling else None
         sampled, *others = self._on_all(
             lambda executor, rank: executor.sample(None if rank else late)

@@ -112,12 +112,15 @@ def decode_plan(
 
 
 def input_hash(batch: Batch, input_ids: torch.Tensor) -> int:
-    """First 8 bytes of the sha256 of input_ids, positions and query_lens, as a 64-bit number.
+    """First 8 bytes of a sha256, as a 64-bit number: what the step reads and writes, and where.
 
-    `input_ids` [T] are those that were run.
+    Of input_ids, positions, query_lens, the block copies, and each group's first_blocks and
+    block_ids, whose rows are padded with 0 to the longest. `input_ids` [T] are those that were run.
     """
     digest = hashlib.sha256()
-    for tensor in (input_ids, batch.positions, batch.query_lens):
+    tables = [part for each in batch.block_tables for part in (each.first_blocks, each.block_ids)]
+    fed = (input_ids, batch.positions, batch.query_lens, batch.block_copies)
+    for tensor in (*fed, *tables):
         digest.update(tensor.numpy().astype(INT32, copy=False).tobytes())
     return int.from_bytes(digest.digest()[:8], "little")
 

@@ -12,7 +12,13 @@ import torch
 from protos import worker_pb2
 from runtime.executor.codec import decode_result, encode_step
 from runtime.request import TokenLogprobs
-from runtime.scheduling.step_plan import Fault, StepPlan, StepResult, TokenReferences
+from runtime.scheduling.step_plan import (
+    BlockTables,
+    Fault,
+    StepPlan,
+    StepResult,
+    TokenReferences,
+)
 from tests.transport import (
     LIMITS,
     example_plan,
@@ -270,14 +276,37 @@ def test_a_malformed_result_is_refused(array: str, values: list[int], message: s
 
 
 def test_the_input_hash_is_that_of_the_protocol() -> None:
-    plan = example_plan()
+    plan = example_plan(block_copies=np.array([[5, 9]], np.int32))
     batch = decode_plan(on_the_wire(plan), LIMITS)
 
     data = plan.input_ids.tobytes() + plan.positions.tobytes() + plan.query_lens.tobytes()
+    data += ints(5, 9, *(0, 0), *(7, 0, 0, 12, 23, 5)).tobytes()
 
     assert input_hash(batch, batch.input_ids) == int.from_bytes(
         hashlib.sha256(data).digest()[:8], "little"
     )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"input_ids": ints(101, 872, 2304, 1198, 346)},
+        {"seq_lens": ints(1, 42), "positions": ints(1, 2, 3, 4, 42)},
+        {"block_copies": np.array([[5, 9]], np.int32)},
+        {
+            "block_tables": (
+                BlockTables(
+                    num_blocks=ints(1, 3), first_blocks=ints(0, 0), block_ids=ints(7, 12, 5, 23)
+                ),
+            )
+        },
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_input_has_another_hash(changes: dict[str, Any]) -> None:
+    batches = [decode_plan(on_the_wire(example_plan(**each)), LIMITS) for each in ({}, changes)]
+    one, other = (input_hash(batch, batch.input_ids) for batch in batches)
+    assert one != other
 
 
 @pytest.mark.parametrize(

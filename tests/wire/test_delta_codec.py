@@ -10,7 +10,7 @@ import torch
 
 from protos import worker_pb2
 from runtime.errors import WorkerError
-from runtime.executor.codec import encode_delta
+from runtime.executor.codec import encode_delta, encode_step
 from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.flatten import BatchTable
@@ -20,6 +20,7 @@ from tests.scheduling import make_sequence, make_table
 from tests.transport import LIMITS, TIMEOUT_S, TOKEN, FakeModel, ints, ready_worker
 from workers.batch import Batch
 from workers.batch_difference import find_difference
+from workers.codec import decode_plan, input_hash
 from workers.delta_codec import DeltaDecoder
 from workers.errors import OutOfOrderError, StepError
 
@@ -84,6 +85,12 @@ def make_requests(*, is_checked: bool = False) -> list[worker_pb2.StepRequest]:
     return [worker_pb2.StepRequest.FromString(message) for message in messages]
 
 
+def whole_requests() -> list[worker_pb2.StepRequest]:
+    options = {"return_input_hash": False, "share_samples": True}
+    messages = [encode_step(plan, epoch=EPOCH, **options) for plan in make_plans()]
+    return [worker_pb2.StepRequest.FromString(message) for message in messages]
+
+
 def decode_all(requests: list[worker_pb2.StepRequest]) -> list[Batch]:
     decoder = DeltaDecoder()
     return [decoder.decode(request, LIMITS, SHARED) for request in requests]
@@ -107,6 +114,16 @@ def test_three_steps_arrive() -> None:
     assert third.references.sample_rows.tolist() == [1]
     assert first.seq_lens.tolist() == [0, 0]  # unharmed by the steps after it
     assert second.block_tables[0].first_blocks.tolist() == [0, 0]
+
+
+def test_ranks_get_the_same_hash_by_deltas_and_whole() -> None:
+    whole = [decode_plan(each, LIMITS, SHARED) for each in whole_requests()]
+    hashes = [
+        [input_hash(batch, batch.input_ids) for batch in batches]
+        for batches in (decode_all(make_requests()), whole)
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0])) == 3
 
 
 def put(name: str, *values: float, dtype: str = "<i4") -> Change:

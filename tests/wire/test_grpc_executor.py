@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from protos import worker_pb2
 from runtime.errors import WorkerError
@@ -27,6 +28,7 @@ from tests.transport import (
     ready_worker,
     result_of,
 )
+from workers.batch import Batch
 
 pytestmark = pytest.mark.wire
 
@@ -149,6 +151,29 @@ def test_ranks_that_ran_different_inputs_are_found() -> None:
         pytest.raises(WorkerError, match=r"ranks 0 and 1 disagree in step 1: .*0001 and .*0002"),
     ):
         execute(executor, example_plan(1))
+
+
+class StrayModel(FakeModel):
+    """Feeds another token than the other ranks from its third step on."""
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return super().forward(batch) + (batch.step_id >= 3)
+
+
+def test_a_rank_that_feeds_another_token_ends_the_epoch() -> None:
+    models = FakeModel(), FakeModel(), StrayModel()
+    with ExitStack() as stack:
+        clients = [
+            stack.enter_context(ready_worker(model, rank=rank, tp_size=3))
+            for rank, model in enumerate(models)
+        ]
+        channels = [client.channel for client in clients]
+        executor = stack.enter_context(executing(channels, check_ranks=True))
+        for step_id in (1, 2):
+            execute(executor, example_plan(step_id))
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=r"^ranks 0 and 2 disagree in step 3: "):
+                execute(executor, example_plan(3))
 
 
 def test_a_missing_hash_is_no_agreement() -> None:
