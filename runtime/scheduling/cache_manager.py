@@ -1,6 +1,6 @@
 """The block tables of all sequences that hold blocks, and what of them may be shared."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Sequence as Ordered
 from functools import partial
 from typing import NamedTuple
@@ -159,7 +159,7 @@ class CacheManager:
     def commit(self, sequence: Sequence, num_computed_tokens: int) -> None:
         """Lets others share the full blocks of the prompt that are computed.
 
-        Their step must have been acknowledged.
+        Their step must have ended; it is acknowledged after that.
         """
         held = self._held[sequence.sequence_id]
         self._publish(sequence, held, min(num_computed_tokens, sequence.num_prompt_tokens))
@@ -246,20 +246,26 @@ class CacheManager:
         for group, first in enumerate(self.layout.first_blocks(num_computed_tokens)):
             gone = first - held.firsts[group]
             if gone > 0:
-                table = held.tables[group]
-                # Before all others: a later request needs what is seen at its own end.
-                blocks = table[gone - 1 :: -1]
-                self._give_back(blocks, until=self.last_step_id, evict_first=True)
-                del table[:gone]
-                held.firsts[group] += gone
+                blocks = held.slide(group, gone)
                 self.num_table_blocks -= gone
+                lose = partial(held.lose, group, gone)
+                # Before all others: a later request needs what is seen at its own end.
+                self._give_back(blocks[::-1], until=self.last_step_id, evict_first=True, then=lose)
 
-    def _give_back(self, blocks: list[int], *, until: int, evict_first: bool = False) -> None:
+    def _give_back(
+        self,
+        blocks: list[int],
+        *,
+        until: int,
+        evict_first: bool = False,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
         """In the order in which they are to be evicted, once step `until` is acknowledged."""
 
         def release() -> None:
             self.version += 1
             self.pool.release(blocks, evict_first=evict_first)
+            then()
 
         self._returning.put([blocks], until, release)
 
@@ -280,8 +286,10 @@ class CacheManager:
             return
         hashes, salt = sequence.block_hashes, sequence.cache_salt
         self._prefixes.hash_blocks(hashes, sequence.token_ids, count, salt)
+        # What the next steps don't see any more, another sequence of this prompt may.
+        firsts, tables = held.with_slid()
         adopted = self._prefixes.extend(
-            held.nodes, hashes, sequence.token_ids, count, salt, held.tables, held.firsts
+            held.nodes, hashes, sequence.token_ids, count, salt, tables, firsts
         )
         self.pool.keep(adopted)
         self.version += 1

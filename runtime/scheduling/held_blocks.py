@@ -19,12 +19,34 @@ class CachedPrefix(NamedTuple):
 class HeldBlocks:
     """A table for each cache group."""
 
-    __slots__ = ("firsts", "nodes", "tables")
+    __slots__ = ("firsts", "nodes", "slid", "tables")
 
     def __init__(self, firsts: list[int], tables: list[list[int]], nodes: list[Node]) -> None:
         self.firsts = firsts  # by group: place of the first block in its sequence
         self.tables = tables  # by group
         self.nodes = nodes  # of the first full blocks, as far as others can find them
+        # By group: blocks that stood before the table, while steps in flight may use them.
+        self.slid: list[list[int]] = [[] for _ in tables]
+
+    def slide(self, group: int, count: int) -> list[int]:
+        """The first `count` blocks leave a table."""
+        table = self.tables[group]
+        blocks = table[:count]
+        del table[:count]
+        self.firsts[group] += count
+        self.slid[group] += blocks
+        return blocks
+
+    def lose(self, group: int, count: int) -> None:
+        """The first of those that slid out are in no step any more."""
+        del self.slid[group][:count]
+
+    def with_slid(self) -> tuple[list[int], list[list[int]]]:
+        """`firsts` and `tables`, with what isn't lost yet."""
+        if not any(self.slid):
+            return self.firsts, self.tables
+        firsts = [first - len(gone) for first, gone in zip(self.firsts, self.slid, strict=True)]
+        return firsts, [gone + table for gone, table in zip(self.slid, self.tables, strict=True)]
 
     @property
     def num_blocks(self) -> int:

@@ -191,8 +191,8 @@ class Scheduler:
             sequences, token_ids = [each for each, _ in kept], [token for _, token in kept]
         take_tokens(sequences, token_ids)
         self._quarantine.note_tokens(sequences)
+        self._commit(output)  # first: it takes in what is given back now
         self.cache.acknowledge(output.step_id)
-        self._commit(output)
         since = self.running.last_token_s
         starts = self.latencies.step(caught_up, num_tokens=len(sequences), since=since, now=now)
         ending = self.running.settle(output.step_id, now)

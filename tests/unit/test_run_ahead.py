@@ -11,6 +11,7 @@ from runtime.scheduling.step_plan import StepResult
 from tests.delayed import DelayedOracle
 from tests.scheduling import (
     EOS,
+    Chunk,
     OracleExecutor,
     make_scheduler,
     make_sequence,
@@ -212,6 +213,26 @@ def test_a_crash_takes_what_was_in_flight_with_it() -> None:
         finish(scheduler, first)
     again = scheduler.schedule()
     assert (again.step_id, shares(again)) == (1, [(1, 6)])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("windows", [(0, 7), (7, 3), (0, Chunk(8))], ids=str)
+def test_a_prompt_is_found_again_though_its_windows_have_moved_on(
+    windows: tuple[int, ...], depth: int
+) -> None:
+    """Before the step that computed its end has brought anything."""
+    for num_tokens in range(5, 37):
+        scheduler = make_scheduler(block_size=4, windows=windows, max_num_batched_tokens=8)
+        prompt = list(range(1, num_tokens + 1))
+        scheduler.add(make_sequence(1, prompt, max_tokens=12))
+        in_flight: list[SchedulerOutput] = []
+        while scheduler.has_work:
+            while len(in_flight) < depth and (output := scheduler.schedule()) is not None:
+                in_flight.append(output)
+            bring(scheduler, in_flight.pop(0), {})
+        again = make_sequence(2, prompt)
+        found = scheduler.cache.find_prefix(again).num_tokens
+        assert found == (num_tokens - 1) // 4 * 4
 
 
 def test_results_come_in_the_order_of_the_steps() -> None:
