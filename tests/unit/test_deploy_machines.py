@@ -40,10 +40,15 @@ from pathlib import Path
 name = Path(sys.argv[0]).name
 with open(os.environ["CALLS"], "a") as calls:
     print(json.dumps([name, *sys.argv[1:]]), file=calls)
+if name == "lockstep":  # serves for as long as the workers' step takes to begin
+    while '"bash"' not in Path(os.environ["CALLS"]).read_text():
+        pass
 if name == "scontrol":
     print("node7", "node8", sep="\\n")
 elif name == "openssl":
     print("0f" * 32)
+elif "--label" in sys.argv:
+    print("1: 10.0.0.8 fe80::8", "0: {ADDRESS} fe80::7", sep="\\n")
 elif "hostname" in sys.argv:
     print("{ADDRESS} fe80::7")
 """
@@ -52,6 +57,7 @@ elif "hostname" in sys.argv:
 def settings(unit: Path) -> dict[str, list[str]]:
     found: dict[str, list[str]] = defaultdict(list)
     text = unit.read_text().replace("\\\n", " ").replace("%i", PORT)
+    text = text.replace("${WORKER_HOST}", ADDRESS).replace("${CUDA_DEVICE}", "0")
     for name, value in re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE):
         found[name].append(value)
     return found
@@ -61,7 +67,7 @@ def run_script(script: Path, folder: Path, **variables: str) -> tuple[list[list[
     """Runs a Slurm script where Slurm's commands only write down how they were called."""
     commands = folder / "bin"
     commands.mkdir()
-    for name in ("srun", "scontrol", "openssl"):
+    for name in ("srun", "scontrol", "openssl", "lockstep"):
         (commands / name).write_text(STUB)
         (commands / name).chmod(0o755)
     calls = folder / "calls"
@@ -148,11 +154,29 @@ def test_a_slurm_job_starts_ray_on_all_nodes_and_the_driver_on_the_first(tmp_pat
         assert context.params["num_gpus"] == 4
 
 
+def test_a_slurm_job_without_ray_starts_workers_and_tells_the_driver_where(tmp_path: Path) -> None:
+    calls, error = run_script(
+        DEPLOY / "slurm" / "static.sbatch", tmp_path, MODEL="/models/llama", LOCKSTEP_API_KEY="key"
+    )
+    assert error == ""
+    (loop,) = (call[-1] for call in calls if call[:1] == ["srun"] and "bash" in call)
+    ((name, *options),) = find_commands(loop)
+    assert name == "worker"
+    assert {"--host", "--port", "--cuda-device"} <= set(options)
+    (driver,) = (call[1:] for call in calls if call[0] == "lockstep")
+    engine = read_command(driver)[EngineConfig]
+    assert (engine.model, engine.tp, engine.launcher) == ("/models/llama", 8, "static")
+    assert engine.workers is not None
+    wanted = [f"{host}:{50070 + gpu}" for host in (ADDRESS, "10.0.0.8") for gpu in range(4)]
+    assert engine.workers.split(",") == wanted
+
+
 @pytest.mark.parametrize("missing", ["MODEL", "LOCKSTEP_API_KEY"])
-def test_a_slurm_job_names_what_is_not_set(missing: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_a_slurm_job_names_what_is_not_set(script: Path, missing: str, tmp_path: Path) -> None:
     variables = {"MODEL": "/models/llama", "LOCKSTEP_API_KEY": "key"}
     del variables[missing]
-    calls, error = run_script(DEPLOY / "slurm" / "ray.sbatch", tmp_path, **variables)
+    calls, error = run_script(script, tmp_path, **variables)
     assert f"{missing}: is not set" in error
     assert calls == []
 
