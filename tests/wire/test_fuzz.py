@@ -4,10 +4,8 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import random
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +21,7 @@ from runtime.engine_service import EngineServer
 from runtime.logs import is_wanted
 from tests.frontend import API_KEY, TIMEOUT_S, Client, RunningFrontend
 from tests.fuzzing import mutate_json
+from tests.open_files import Open, look
 from tests.openai import HERMES_TEMPLATE
 from tests.scheduling import OracleExecutor
 from tests.served import ScoringOracle, make_engine
@@ -51,40 +50,26 @@ class FuzzedExecutor(RandomExecutor, ScoringOracle):
     """Obeys masks, and tells log probabilities."""
 
 
-class Open(NamedTuple):
-    """What a server must not have more and more of."""
-
-    files: dict[str, str]
-    threads: list[str]
-
-    def more_than(self, other: "Open") -> str:
-        """What of this is more than the other has; empty if nothing is."""
-        if len(self.files) <= len(other.files) and len(self.threads) <= len(other.threads):
-            return ""
-        files = {number: what for number, what in self.files.items() if number not in other.files}
-        return f"files {files}, threads {self.threads}, before {other}"
-
-
 class Fuzzed(NamedTuple):
     engine: Engine
     executor: OracleExecutor
     frontend: RunningFrontend
+    client: Client  # who stays: one that came and went would be looked at while it goes
 
     def check_unharmed(self, before: Open) -> None:
         """Good requests are answered, and nothing is left of the others."""
-        with grpc.insecure_channel(self.frontend.address) as channel:
-            client = Client(channel)
-            call = client.generate(token_ids=[3], max_tokens=2, ignore_eos=True)
-            assert sum(len(each.token_ids) for each in call) == 2
-            while self.engine.stats().num_running or self.engine._live:
-                client.call("GetModel")  # a round trip; the test's timeout bounds them
+        call = self.client.generate(token_ids=[3], max_tokens=2, ignore_eos=True)
+        assert sum(len(each.token_ids) for each in call) == 2
+        while self.engine.stats().num_running or self.engine._live:
+            self.client.call("GetModel")  # a round trip; the test's timeout bounds them
         stats = self.engine.stats()
         assert stats.num_free_blocks == stats.num_blocks
         ends_at = time.monotonic() + TIMEOUT_S
         while more := self.open().more_than(before):
             assert time.monotonic() < ends_at, more
-            with http_client(self) as http:
-                assert http.get("/ready").status_code == 200
+            self.client.call("GetModel")
+        with http_client(self) as http:
+            assert http.get("/ready").status_code == 200
 
     def num_objects(self) -> int:
         self.executor.plans.clear()  # for other tests it keeps all of them
@@ -92,13 +77,8 @@ class Fuzzed(NamedTuple):
         return len(gc.get_objects())
 
     def open(self) -> Open:
-        # The loop's own pool grows to its size in its own time.
-        names = [each.name for each in threading.enumerate()]
-        files = {}
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(FileNotFoundError):  # another thread closed it
-                files[number] = os.readlink(f"/proc/self/fd/{number}")
-        return Open(files, [name for name in names if not name.startswith("asyncio_")])
+        addresses = (self.frontend.address, self.frontend.http_address)
+        return look({int(address.rpartition(":")[2]) for address in addresses})
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +104,11 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fuzzed]:
         "max_body_bytes": MAX_BODY_BYTES,
         "read_timeout_s": READ_TIMEOUT_S,
     }
-    with RunningFrontend(server, **options) as frontend:
-        fuzzed = Fuzzed(engine, executor, frontend)
+    with (
+        RunningFrontend(server, **options) as frontend,
+        grpc.insecure_channel(frontend.address) as channel,
+    ):
+        fuzzed = Fuzzed(engine, executor, frontend, Client(channel))
         warm(fuzzed)
         yield fuzzed
     server.stop(grace_s=5)
@@ -139,6 +122,7 @@ def warm(fuzzed: Fuzzed) -> None:
         for path, body in BODIES:
             response = client.post(path, json=body)
             assert response.status_code == (404 if path == "/v1/responses" else 200), response.text
+    fuzzed.client.call("GetModel")
     with grpc.insecure_channel(fuzzed.frontend.address) as channel:
         for request in REQUESTS:
             code, details = ask(channel, GENERATE, request.SerializeToString())
