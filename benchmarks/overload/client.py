@@ -1,7 +1,6 @@
 """Sends requests to a running server, by HTTP and by gRPC, and says how each ended."""
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +10,7 @@ from typing import Literal, NamedTuple
 import grpc
 import grpc.aio
 
+from benchmarks.http_post import posted
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from protos.auth import bearer
 
@@ -103,7 +103,6 @@ class Client:
         return Outcome("grpc", "answered", time.perf_counter() - sent_s, ttft_s, num_tokens)
 
     async def _by_http(self, number: int, prompt: str, sent_s: float) -> Outcome:
-        """On a connection of its own, as of a client that comes once."""
         body = {
             "model": self._target.model,
             "prompt": prompt,
@@ -112,26 +111,20 @@ class Client:
             "ignore_eos": True,
             "stream": True,
         }
-        content = json.dumps(body).encode()
-        host, port = self._target.http_address.rsplit(":", 1)
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
-            f"authorization: Bearer {self._target.api_key}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-        )
-        reader, writer = await asyncio.open_connection(host, int(port))
-        try:
-            writer.write(head.encode() + content)
-            status, hints = await _read_head(reader)
+        target = self._target
+        async with posted(target.http_address, "/v1/completions", body, api_key=target.api_key) as (
+            status,
+            headers,
+            answer,
+        ):
             if status == 200:
-                return await _read_events(reader, sent_s)
-            answer = (await reader.read()).decode(errors="replace")
+                return await _read_events(answer, sent_s)
+            detail = (await answer.read()).decode(errors="replace")
             total_s = time.perf_counter() - sent_s
             if status == 429:
-                return Outcome("http", "rejected", total_s, None, 0, "retry-after" in hints, answer)
-            return Outcome("http", "failed", total_s, detail=f"{status}: {answer}")
-        finally:
-            writer.close()
+                has_hint = "retry-after" in headers
+                return Outcome("http", "rejected", total_s, None, 0, has_hint, detail)
+            return Outcome("http", "failed", total_s, detail=f"{status}: {detail}")
 
 
 @asynccontextmanager
@@ -145,17 +138,6 @@ async def connected(target: Target) -> AsyncIterator[Client]:
     finally:
         for channel in channels:
             await channel.close()
-
-
-async def _read_head(reader: asyncio.StreamReader) -> tuple[int, set[str]]:
-    """Status and names of headers. Raises ConnectionError: there is none."""
-    first = await reader.readline()
-    if not first:
-        raise ConnectionError("the server hung up")
-    names = set()
-    while (line := await reader.readline()) not in (b"\r\n", b""):
-        names.add(line.decode("latin-1").partition(":")[0].lower())
-    return int(first.split()[1]), names
 
 
 async def _read_events(reader: asyncio.StreamReader, sent_s: float) -> Outcome:

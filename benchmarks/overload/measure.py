@@ -12,7 +12,7 @@ import grpc.aio
 
 from benchmarks.overload.client import Outcome, Target, connected
 from benchmarks.overload.load import ClosedLoop, OpenLoop, run_load
-from benchmarks.overload.server import Family, served
+from benchmarks.overload.server import Family, driver_and_frontends, served
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
 from protos.auth import bearer
 
@@ -76,7 +76,7 @@ def measure(*, factor: float, seconds: float, capacity_s: float) -> Finding:
         # By Little's law: what is under way is what comes, for as long as it takes.
         total_s = [each.total_s for each in at_capacity if each.end == "answered"]
         capacity = num_clients * len(total_s) / sum(total_s)
-        family = Family(pid)
+        family = Family(driver_and_frontends(pid))
         family.look()
         overload = OpenLoop(per_second=factor * capacity, seconds=seconds, first_number=OPEN_NUMBER)
         overloaded = run_load(target, overload, family.look)

@@ -5,7 +5,7 @@ import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import psutil
@@ -20,17 +20,19 @@ STOP_S = 15.0
 class Family:
     """The memory of a server's processes over time."""
 
-    def __init__(self, pid: int) -> None:
-        driver = psutil.Process(pid)
-        self._processes = {"driver": driver}
-        frontends = [each for each in driver.children() if "frontend" in each.cmdline()]
-        for number, each in enumerate(frontends, 1):
-            self._processes[f"frontend {number}"] = each
-        self.megabytes: dict[str, list[float]] = {name: [] for name in self._processes}
+    def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
+        self._processes = processes
+        self.megabytes: dict[str, list[float]] = {name: [] for name in processes}
 
     def look(self) -> None:
         for name, process in self._processes.items():
             self.megabytes[name].append(process.memory_info().rss / 1e6)
+
+
+def driver_and_frontends(pid: int) -> dict[str, psutil.Process]:
+    driver = psutil.Process(pid)
+    frontends = [each for each in driver.children() if "frontend" in each.cmdline()]
+    return {"driver": driver} | {f"frontend {n}": each for n, each in enumerate(frontends, 1)}
 
 
 class Memory:
