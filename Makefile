@@ -21,7 +21,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full clients zoo nightly format proto hooks clean
+.PHONY: help setup demo test check check-full clients zoo depths nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -31,7 +31,8 @@ help:
 	@echo "check-full  all tests that need no GPU"
 	@echo "clients     LangChain, lm-eval, schemathesis and npm's openai against a real server"
 	@echo "zoo         every causal language model of transformers, for README and lockstep models"
-	@echo "nightly     20,000 random lives of the scheduler, and the benchmarks"
+	@echo "depths      engines and models at pipeline depths 1 to 3, by deltas and by whole steps"
+	@echo "nightly     20,000 random lives of the scheduler, depths, a soak, and the benchmarks"
 	@echo "format      format the code"
 	@echo "proto       make the code of protos/*.proto again"
 	@echo "hooks       install the pre-commit hooks"
@@ -75,8 +76,22 @@ zoo: $(STAMP)
 	$(BIN)/python -m workers.gate.zoo --json runtime/model_support.json
 	$(BIN)/python -m runtime.model_support README.md
 
-nightly: $(STAMP) $(CLIENTS_STAMP)
+# The lives in tests/unit draw their depth; engines take theirs, and whether ranks get deltas, from
+# the environment. check-full runs them at depth 2 with deltas.
+ENGINES := tests/wire
+MODELS = $(shell grep -lE 'tests\.(tiny_engine|asks|local_ranks)' tests/cpu/*.py)
+depths: $(STAMP)
+	for depth in 1 3; do \
+	  LOCKSTEP_TEST_DEPTH=$$depth $(PYTEST) -m "not nightly" $(ENGINES) || exit 1; \
+	done
+	for deltas in 0 1; do for depth in 1 2 3; do \
+	  LOCKSTEP_TEST_DEPTH=$$depth LOCKSTEP_TEST_DELTAS=$$deltas \
+	    $(PYTEST) -m "not nightly" $(MODELS) || exit 1; \
+	done; done
+
+nightly: $(STAMP) $(CLIENTS_STAMP) depths
 	$(PYTEST) -m nightly $(TIERS)
+	$(BIN)/python -m benchmarks soak
 	$(BIN)/python -m benchmarks scheduler
 	$(BIN)/python -m benchmarks sampler
 	$(BIN)/python -m benchmarks overhead

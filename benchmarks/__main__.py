@@ -16,6 +16,7 @@ class Benchmarks(click.Group):
             "sampler",
             "scheduler",
             "simulate",
+            "soak",
         ]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
@@ -52,6 +53,10 @@ class Benchmarks(click.Group):
                 from benchmarks.simulate.cli import simulate
 
                 return simulate
+            case "soak":
+                from benchmarks.soak.cli import soak
+
+                return soak
             case _:
                 return None
 

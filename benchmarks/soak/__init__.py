@@ -1,0 +1,1 @@
+"""What a server is like after long mixed traffic."""
