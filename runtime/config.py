@@ -58,6 +58,11 @@ class EngineConfig:
     ray_address: str | None = option(
         None, "Ray cluster to join; a Ray of its own on this machine where unset."
     )
+    placement: Literal["pack", "spread", "strict_pack", "strict_spread"] = option(
+        "pack",
+        "How Ray places the ranks: on as few nodes as it can, or as many; the strict ones wait "
+        "until it is one node, or one for each rank.",
+    )
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
@@ -219,6 +224,10 @@ class EngineConfig:
                 value is None or self.launcher == launcher,
                 f"{name}={value} needs launcher={launcher}, not launcher={self.launcher}",
             )
+        require(
+            self.placement == "pack" or self.launcher == "ray",
+            f"placement={self.placement} needs launcher=ray, not launcher={self.launcher}",
+        )
         if self.launcher == "static":
             require(not self.standby, "standby is set, but launcher=static starts no workers")
             require(self.workers is not None, "launcher=static needs workers, HOST:PORT by rank")

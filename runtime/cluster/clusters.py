@@ -28,6 +28,7 @@ def open_cluster(config: EngineConfig) -> Cluster:
         address=config.ray_address,
         num_ranks=config.tp,
         device=config.device,
+        placement=config.placement,
         startup_timeout_s=config.startup_timeout_s,
         cluster_certs=certs,
     )

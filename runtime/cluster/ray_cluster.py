@@ -24,12 +24,14 @@ class RayCluster:
         address: str | None,
         num_ranks: int,
         device: str,
+        placement: str,
         startup_timeout_s: float,
         cluster_certs: str | None = None,
     ) -> None:
         self._address = address
         self._num_ranks = num_ranks
         self._device = device
+        self._placement = placement
         self._startup_timeout_s = startup_timeout_s
         self._cluster_certs = cluster_certs
         self._is_joined = False
@@ -52,6 +54,7 @@ class RayCluster:
         return RayLauncher(
             token=token,
             device=self._device,
+            placement=self._placement,
             startup_timeout_s=self._startup_timeout_s,
             cluster_certs=self._cluster_certs,
         )

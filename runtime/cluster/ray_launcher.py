@@ -12,6 +12,9 @@ from typing import Any
 
 import ray
 import ray.exceptions
+
+# Ray tells it nowhere else without its dashboard.
+from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -30,12 +33,20 @@ ENVIRONMENT_PREFIXES = ("HF_", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
 # In what Ray says of an actor whose node is lost. Of a process it doesn't say how it ended.
 NODE_DIED = "node"
 
+# What a strategy asks for beyond resources.
+SPREADS = {
+    "PACK": "",
+    "SPREAD": "",
+    "STRICT_PACK": " on one node",
+    "STRICT_SPREAD": " on a node each",
+}
+
 # After this the user is told what the placement waits for.
 PATIENCE_S = 5.0
 
 
 class RayLauncher:
-    """One actor a rank, in one placement group, packed on as few nodes as hold it.
+    """One actor a rank, in one placement group; `placement` is one of Ray's strategies.
 
     The process is connected to Ray. No code is shipped: every node needs `lockstep-serving`
     installed, in the same version.
@@ -48,12 +59,14 @@ class RayLauncher:
         *,
         token: str,
         device: str,
+        placement: str,
         startup_timeout_s: float,
         cluster_certs: str | None = None,
     ) -> None:
         self._token = token
         self._cluster_certs = cluster_certs
         self._device = device
+        self._strategy = placement.upper()
         self._startup_timeout_s = startup_timeout_s
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -95,12 +108,12 @@ class RayLauncher:
     def _place(self, count: int, deadline: float) -> PlacementGroup:
         bundle = {"CPU": 1.0, "GPU": 1.0} if self._device == "cuda" else {"CPU": 1.0}
         with self._open():
-            group: PlacementGroup = placement_group([bundle] * count, strategy="PACK")
+            group: PlacementGroup = placement_group([bundle] * count, strategy=self._strategy)
             # It would outlive the actors, its resources withheld.
             self._cleanup.callback(remove_placement_group, group)
         told = ""
         while not group.wait(min(PATIENCE_S, _remaining(deadline))):
-            lack = _describe_lack(bundle, count)
+            lack = _describe_lack(bundle, count, self._strategy)
             if time.monotonic() >= deadline:
                 raise ConfigError(
                     f"Ray placed no workers within startup_timeout_s={self._startup_timeout_s:g}: "
@@ -189,14 +202,20 @@ def _in_short(error: BaseException) -> str:
     return " ".join(str(error).split()).partition(" Some common causes include")[0]
 
 
-def _describe_lack(bundle: dict[str, float], count: int) -> str:
-    available: dict[str, float] = ray.available_resources()  # type: ignore[no-untyped-call]
-    total: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+def _describe_lack(bundle: dict[str, float], count: int, strategy: str) -> str:
+    available: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
     wanted = " and ".join(f"{number * count:g} {name}" for name, number in bundle.items())
-    there = ", ".join(
-        f"{available.get(name, 0):g} of {total.get(name, 0):g} {name} free" for name in bundle
+    there = "; ".join(
+        f"{node['NodeManagerAddress']} with "
+        + ", ".join(
+            f"{available.get(node['NodeID'], {}).get(name, 0):g} "
+            f"of {node['Resources'].get(name, 0):g} {name} free"
+            for name in bundle
+        )
+        for node in ray.nodes()  # type: ignore[no-untyped-call]
+        if node["Alive"]
     )
-    return f"{count} ranks want {wanted}; the cluster has {there}"
+    return f"{count} ranks want {wanted}{SPREADS[strategy]}; the nodes are {there}"
 
 
 def _remaining(deadline: float) -> float:

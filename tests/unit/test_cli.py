@@ -223,6 +223,7 @@ def test_what_is_no_size(text: str) -> None:
         (STATIC | {"workers": "h:1,h"}, "workers='h' must be HOST:PORT"),
         (STATIC | {"workers": "h:1,h:65536"}, r"workers='h:65536' .* with a port in \[1, 65535\]"),
         (STATIC | {"workers": "h:1, h:1"}, "workers='h:1, h:1' has h:1 twice"),
+        ({"placement": "spread", "launcher": "local"}, "placement=spread needs launcher=ray"),
         (
             {"max_num_seqs": 65537, "max_num_batched_tokens": 65537},
             "max_num_seqs=65537 must be at most 65536",
