@@ -17,6 +17,52 @@ class LeaseRenewal(_message.Message):
     lease_ms: int
     def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., lease_ms: _Optional[int] = ...) -> None: ...
 
+class ListenRequest(_message.Message):
+    __slots__ = ("epoch", "host", "interface", "device")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    host: str
+    interface: str
+    device: str
+    def __init__(self, epoch: _Optional[int] = ..., host: _Optional[str] = ..., interface: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+
+class ListenReply(_message.Message):
+    __slots__ = ("interface", "address", "port")
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    interface: str
+    address: str
+    port: int
+    def __init__(self, interface: _Optional[str] = ..., address: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ReachRequest(_message.Message):
+    __slots__ = ("epoch", "endpoints", "timeout_ms")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    endpoints: _containers.RepeatedCompositeFieldContainer[Endpoint]
+    timeout_ms: int
+    def __init__(self, epoch: _Optional[int] = ..., endpoints: _Optional[_Iterable[_Union[Endpoint, _Mapping]]] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+
+class Endpoint(_message.Message):
+    __slots__ = ("host", "port")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ...) -> None: ...
+
+class ReachReply(_message.Message):
+    __slots__ = ("faults",)
+    FAULTS_FIELD_NUMBER: _ClassVar[int]
+    faults: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, faults: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class OpenRendezvousRequest(_message.Message):
     __slots__ = ("epoch", "world_size")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -32,7 +78,7 @@ class OpenRendezvousReply(_message.Message):
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
-    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size")
+    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "interface", "address")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -44,6 +90,8 @@ class InitializeRequest(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    INTERFACE_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     tp_size: int
@@ -55,7 +103,9 @@ class InitializeRequest(_message.Message):
     attention: str
     num_threads: int
     local_world_size: int
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ...) -> None: ...
+    interface: str
+    address: str
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class InitializeReply(_message.Message):
     __slots__ = ("progress", "spec")

@@ -34,6 +34,16 @@ class WorkerStub:
         Args:
             channel: A grpc.Channel.
         """
+        self.Listen = channel.unary_unary(
+                '/lockstep.worker.v1.Worker/Listen',
+                request_serializer=protos_dot_worker__pb2.ListenRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.ListenReply.FromString,
+                _registered_method=True)
+        self.Reach = channel.unary_unary(
+                '/lockstep.worker.v1.Worker/Reach',
+                request_serializer=protos_dot_worker__pb2.ReachRequest.SerializeToString,
+                response_deserializer=protos_dot_worker__pb2.ReachReply.FromString,
+                _registered_method=True)
         self.OpenRendezvous = channel.unary_unary(
                 '/lockstep.worker.v1.Worker/OpenRendezvous',
                 request_serializer=protos_dot_worker__pb2.OpenRendezvousRequest.SerializeToString,
@@ -68,6 +78,21 @@ class WorkerStub:
 
 class WorkerServicer:
     """Missing associated documentation comment in .proto file."""
+
+    def Listen(self, request, context):
+        """Chooses the interface by which this rank exchanges tensors, and opens a port there until Initialize, for Reach.
+        FAILED_PRECONDITION: this host has no such interface.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reach(self, request, context):
+        """Tries to connect to ports of other ranks, to each once and to all at the same time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def OpenRendezvous(self, request, context):
         """Rank 0 only, before Initialize: opens the TCP store at which the ranks of an epoch find each other.
@@ -117,6 +142,16 @@ class WorkerServicer:
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'Listen': grpc.unary_unary_rpc_method_handler(
+                    servicer.Listen,
+                    request_deserializer=protos_dot_worker__pb2.ListenRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.ListenReply.SerializeToString,
+            ),
+            'Reach': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reach,
+                    request_deserializer=protos_dot_worker__pb2.ReachRequest.FromString,
+                    response_serializer=protos_dot_worker__pb2.ReachReply.SerializeToString,
+            ),
             'OpenRendezvous': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenRendezvous,
                     request_deserializer=protos_dot_worker__pb2.OpenRendezvousRequest.FromString,
@@ -157,6 +192,60 @@ def add_WorkerServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Worker:
     """Missing associated documentation comment in .proto file."""
+
+    @staticmethod
+    def Listen(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lockstep.worker.v1.Worker/Listen',
+            protos_dot_worker__pb2.ListenRequest.SerializeToString,
+            protos_dot_worker__pb2.ListenReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lockstep.worker.v1.Worker/Reach',
+            protos_dot_worker__pb2.ReachRequest.SerializeToString,
+            protos_dot_worker__pb2.ReachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def OpenRendezvous(request,

@@ -63,6 +63,12 @@ class EngineConfig:
         "How Ray places the ranks: on as few nodes as it can, or as many; the strict ones wait "
         "until it is one node, or one for each rank.",
     )
+    interface: str | None = option(
+        None,
+        "Network interface by which ranks exchange tensors, of this name on every node. Where "
+        "unset, the one that GLOO_SOCKET_IFNAME (on cuda NCCL_SOCKET_IFNAME) names on a node, or "
+        "the one that has the node's address.",
+    )
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
@@ -200,7 +206,7 @@ class EngineConfig:
             f"threads_per_rank={self.threads_per_rank} must be in [0, {MAX_THREADS}]",
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
-        check_not_empty(self, "cluster_certs", "record")
+        check_not_empty(self, "cluster_certs", "interface", "record")
         self._check_launcher()
         self._check_prefills()
         self._check_recording()
@@ -293,7 +299,7 @@ def require_key(name: str, key: str) -> None:
 def check_not_empty(config: object, *names: str) -> None:
     """Raises ConfigError: a text that may be unset is empty."""
     for name in names:
-        require(getattr(config, name) != "", f"{name} is empty: leave it unset, or give a path")
+        require(getattr(config, name) != "", f"{name} is empty: leave it unset, or give a value")
 
 
 def require_port(name: str, port: int) -> None:

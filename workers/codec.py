@@ -137,6 +137,8 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
         tp_size=request.tp_size,
         rendezvous_host=request.rendezvous_host,
         rendezvous_port=request.rendezvous_port,
+        interface=request.interface,
+        address=request.address,
         dtype=request.dtype,
         device=request.device,
         attention=request.attention,

@@ -14,6 +14,8 @@ class WorkerConfig:
     tp_size: int = 1
     rendezvous_host: str = ""
     rendezvous_port: int = 0
+    interface: str = ""  # where tensors are exchanged; "": from where the rendezvous is reached
+    address: str = ""  # of that interface
     dtype: str = "auto"  # auto (the checkpoint's), float32, bfloat16, float16
     device: str = "cpu"  # cpu, cuda
     attention: str = "auto"

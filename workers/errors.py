@@ -9,6 +9,10 @@ class ModelError(WorkerError):
     """The model or its files can't be served so: the message names the file or field."""
 
 
+class NetworkError(WorkerError):
+    """The worker's host has no interface as it was asked for."""
+
+
 class CacheError(WorkerError):
     """The KV cache doesn't fit the device's memory."""
 

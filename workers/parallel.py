@@ -1,5 +1,6 @@
 """Which ranks work together, what part of a tensor each holds, and how they exchange tensors."""
 
+import os
 import socket
 from dataclasses import dataclass, fields
 from datetime import timedelta
@@ -12,6 +13,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 from workers.config import WorkerConfig
 from workers.device import choose_device
 from workers.errors import WorkerError
+from workers.interface import VARIABLES, nccl_setting
 
 # ProcessGroupGloo or ProcessGroupNCCL: torch's type stubs lack what both can do.
 Group = Any
@@ -190,12 +192,15 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
 def _make_group(config: WorkerConfig, store: Store) -> Group:
     """A group of its own, not torch's default one: nothing is global, and epochs never mix."""
     if config.device == "cuda":
+        if config.interface:
+            # NCCL would take the first that it finds.
+            os.environ[VARIABLES["cuda"]] = nccl_setting(config.interface, os.environ)
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = GROUP_TIMEOUT
         return dist.ProcessGroupNCCL(store, config.rank, config.tp_size, nccl)
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._timeout = GROUP_TIMEOUT
-    address = _own_address(config.rendezvous_host)
+    address = config.address or _own_address(config.rendezvous_host)
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
     return dist.ProcessGroupGloo(store, config.rank, config.tp_size, gloo)
 

@@ -24,9 +24,17 @@ from workers.codec import (
     limits_of,
 )
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
-from workers.errors import CacheError, ModelError, OutOfOrderError, StepError, WorkerError
+from workers.errors import (
+    CacheError,
+    ModelError,
+    NetworkError,
+    OutOfOrderError,
+    StepError,
+    WorkerError,
+)
 from workers.lease import Lease
 from workers.model_side import Executor, ModelSide, Parallel, Progress
+from workers.reachability import Reachability
 from workers.serial_thread import SerialThread
 from workers.step_stream import StepOrder, StepStream
 
@@ -42,6 +50,7 @@ STATUS_BY_ERROR: tuple[tuple[type[WorkerError], grpc.StatusCode], ...] = (
     (StepError, grpc.StatusCode.INVALID_ARGUMENT),
     (OutOfOrderError, grpc.StatusCode.ABORTED),
     (ModelError, grpc.StatusCode.FAILED_PRECONDITION),
+    (NetworkError, grpc.StatusCode.FAILED_PRECONDITION),
     (CacheError, grpc.StatusCode.RESOURCE_EXHAUSTED),
     (WorkerError, grpc.StatusCode.INTERNAL),
 )
@@ -82,7 +91,25 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._limits: StepLimits | None = None
         self._order = StepOrder()
         self._lease = Lease(on_expired)
+        self._reachability = Reachability()
         self._fault: str | None = None
+
+    def Listen(
+        self, request: worker_pb2.ListenRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.ListenReply:
+        """Opens a port once."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            self._claim("Listen")
+            return self._reachability.listen(request)
+
+    def Reach(
+        self, request: worker_pb2.ReachRequest, context: grpc.ServicerContext
+    ) -> worker_pb2.ReachReply:
+        """Takes as long as the slowest of them."""
+        with self._answering(context):
+            self._enter(request.epoch)
+            return self._reachability.reach(request)
 
     def OpenRendezvous(
         self, request: worker_pb2.OpenRendezvousRequest, context: grpc.ServicerContext
@@ -106,6 +133,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._enter(request.epoch)
             config = decode_config(request)
             self._claim("Initialize")
+            self._reachability.close()
             self._rank = config.rank
             self._on_rank(config.rank)
             reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
@@ -177,6 +205,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         with self._answering(context):
             self._enter(request.epoch)
             self._lease.release()
+            self._reachability.close()
             if not context.add_callback(self.stopped.set):
                 self.stopped.set()
             leaving = self._device.submit(self._leave)

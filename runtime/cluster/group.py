@@ -14,6 +14,7 @@ from protos import worker_pb2
 from runtime.cluster.base import Death, Launcher, WorkerAddress
 from runtime.cluster.heartbeat import Heartbeat
 from runtime.cluster.loaded_model import LoadedModel, loaded_model
+from runtime.cluster.reachability import Place, find_places
 from runtime.cluster.worker_client import Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.credentials import cluster_channel_credentials
@@ -111,10 +112,17 @@ class WorkerGroup:
         self.on_lost(lambda error: replies.put((-1, error)))
         try:
             port = 0
+            places = [Place("", "")]
             if self._config.tp > 1:
+                places = find_places(
+                    self._clients,
+                    interface=self._config.interface or "",
+                    device=self._config.device,
+                    timeout_s=_remaining(deadline),
+                )
                 port = self._clients[0].open_rendezvous(self._config.tp, _remaining(deadline))
-            for client in self._clients:
-                request = self._initialize_request(client.address, model_path, port)
+            for client, place in zip(self._clients, places, strict=True):
+                request = self._initialize_request(client.address, place, model_path, port)
                 client.initialize(request, lambda rank, reply: replies.put((rank, reply)))
             self._spec = loaded_model(self._collect_specs(replies, deadline, on_progress))
         except WorkerError:
@@ -203,7 +211,7 @@ class WorkerGroup:
         self.close()
 
     def _initialize_request(
-        self, address: WorkerAddress, model_path: str, rendezvous_port: int
+        self, address: WorkerAddress, place: Place, model_path: str, rendezvous_port: int
     ) -> worker_pb2.InitializeRequest:
         config = self._config
         return worker_pb2.InitializeRequest(
@@ -212,6 +220,8 @@ class WorkerGroup:
             tp_size=config.tp,
             rendezvous_host=self._addresses[0].host,
             rendezvous_port=rendezvous_port,
+            interface=place.interface,
+            address=place.address,
             model_path=model_path,
             dtype=config.dtype,
             device=config.device,

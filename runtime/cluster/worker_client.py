@@ -1,7 +1,7 @@
 """The driver's end of one worker's service, but for the steps."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import grpc
@@ -30,6 +30,9 @@ CHANNEL_OPTIONS = (
 # What the operator can change, by the worker's words; any other status is a fault of the worker.
 CONFIG_STATUSES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
+UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+Call = Callable[[], Any]  # waits for the reply, and raises what came of it instead
 Reply = worker_pb2.InitializeReply | LockstepError
 
 
@@ -53,6 +56,41 @@ class WorkerClient:
         self._epoch = epoch
         self._metadata = bearer(token)
         self._stub = worker_pb2_grpc.WorkerStub(self.channel)  # type: ignore[no-untyped-call]
+
+    def listen(self, *, interface: str, device: str, timeout_s: float) -> Call:
+        """Starts the call; what is returned waits for the worker's ListenReply.
+
+        As it is the first call to a worker, its error tells whether the driver reaches it.
+        """
+        request = worker_pb2.ListenRequest(
+            epoch=self._epoch, host=self.address.host, interface=interface, device=device
+        )
+        call = self._stub.Listen.future(request, timeout=timeout_s, metadata=self._metadata)
+
+        def wait() -> worker_pb2.ListenReply:
+            try:
+                reply: worker_pb2.ListenReply = call.result()
+                return reply
+            except grpc.RpcError as error:
+                if error.code() not in UNREACHED:
+                    raise self._translated("Listen", error) from error
+                raise WorkerError(
+                    f"the driver can't reach rank {self.address.rank} on node "
+                    f"{self.address.host} at {self.address.target}: {error.details()}",
+                    is_outside=True,
+                ) from error
+
+        return wait
+
+    def reach(
+        self, endpoints: Sequence[worker_pb2.Endpoint], *, each_s: float, timeout_s: float
+    ) -> Call:
+        """Starts the call; what is returned waits for the worker's ReachReply."""
+        request = worker_pb2.ReachRequest(
+            epoch=self._epoch, endpoints=endpoints, timeout_ms=round(1000 * each_s)
+        )
+        call = self._stub.Reach.future(request, timeout=timeout_s, metadata=self._metadata)
+        return lambda: self._outcome("Reach", call)
 
     def open_rendezvous(self, world_size: int, timeout_s: float) -> int:
         """Returns the store's port."""
@@ -82,19 +120,10 @@ class WorkerClient:
         name = f"rank-{self.address.rank}-initialize"
         threading.Thread(target=read, name=name, daemon=True).start()
 
-    def allocate_cache(
-        self, request: worker_pb2.AllocateCacheRequest, timeout_s: float
-    ) -> Callable[[], None]:
+    def allocate_cache(self, request: worker_pb2.AllocateCacheRequest, timeout_s: float) -> Call:
         """Starts the call; what is returned waits for its end and raises its error."""
         call = self._stub.AllocateCache.future(request, timeout=timeout_s, metadata=self._metadata)
-
-        def wait() -> None:
-            try:
-                call.result()
-            except grpc.RpcError as error:
-                raise self._translated("AllocateCache", error) from error
-
-        return wait
+        return lambda: self._outcome("AllocateCache", call)
 
     def keep_alive(self, renewals: Iterator[worker_pb2.LeaseRenewal]) -> Any:
         """Starts the call, which brings each renewal back."""
@@ -113,6 +142,12 @@ class WorkerClient:
     def close(self) -> None:
         """Ends the calls that still run."""
         self.channel.close()
+
+    def _outcome(self, name: str, call: Any) -> Any:
+        try:
+            return call.result()
+        except grpc.RpcError as error:
+            raise self._translated(name, error) from error
 
     def _translated(self, call: str, error: grpc.RpcError) -> LockstepError:
         code, details = error.code(), explain(error.details() or "")

@@ -100,7 +100,9 @@ def test_the_engine_ends_the_stream_of_a_frontend_that_sends_it(server: EngineSe
     check_refused(end, "'lockstep.engine.v1.FrontendMessage'")
 
 
-@pytest.mark.parametrize("method", ["OpenRendezvous", "Initialize", "AllocateCache", "Shutdown"])
+@pytest.mark.parametrize(
+    "method", ["Listen", "Reach", "OpenRendezvous", "Initialize", "AllocateCache", "Shutdown"]
+)
 def test_a_worker_refuses_it(method: str) -> None:
     with running_worker(FakeModel()) as (client, server):
         end = ends_of(client.channel, f"{WORKER}/{method}", TOKEN)
