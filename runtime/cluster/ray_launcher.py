@@ -12,15 +12,13 @@ from typing import Any
 
 import ray
 import ray.exceptions
-
-# Ray tells it nowhere else without its dashboard.
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import protos
 import workers
 from runtime.cluster.base import Death, OnDeath, WorkerAddress
+from runtime.cluster.ray_nodes import Wanted, describe_nodes, find_unreachable, other_than
 from runtime.errors import ConfigError, WorkerError
 from workers.actor import ActorAddress, WorkerActor
 
@@ -32,14 +30,6 @@ ENVIRONMENT_PREFIXES = ("HF_", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
 
 # In what Ray says of an actor whose node is lost. Of a process it doesn't say how it ended.
 NODE_DIED = "node"
-
-# What a strategy asks for beyond resources.
-SPREADS = {
-    "PACK": "",
-    "SPREAD": "",
-    "STRICT_PACK": " on one node",
-    "STRICT_SPREAD": " on a node each",
-}
 
 # After this the user is told what the placement waits for.
 PATIENCE_S = 5.0
@@ -107,13 +97,18 @@ class RayLauncher:
 
     def _place(self, count: int, deadline: float) -> PlacementGroup:
         bundle = {"CPU": 1.0, "GPU": 1.0} if self._device == "cuda" else {"CPU": 1.0}
-        with self._open():
-            group: PlacementGroup = placement_group([bundle] * count, strategy=self._strategy)
-            # It would outlive the actors, its resources withheld.
-            self._cleanup.callback(remove_placement_group, group)
+        wanted = Wanted(bundle, count, self._strategy)
         told = ""
-        while not group.wait(min(PATIENCE_S, _remaining(deadline))):
-            lack = _describe_lack(bundle, count, self._strategy)
+        asked = self._cleanup.enter_context(ExitStack())
+        group, avoided = None, frozenset[str]()
+        while True:
+            unreachable = find_unreachable()
+            if group is None or unreachable != avoided:
+                asked.close()
+                group, avoided = self._ask(wanted, unreachable, asked), unreachable
+            if group.wait(min(PATIENCE_S, _remaining(deadline))):
+                return group
+            lack = f"{wanted}; the nodes are {describe_nodes(wanted, unreachable)}"
             if time.monotonic() >= deadline:
                 raise ConfigError(
                     f"Ray placed no workers within startup_timeout_s={self._startup_timeout_s:g}: "
@@ -122,8 +117,18 @@ class RayLauncher:
             if lack != told:
                 logger.warning("waiting for Ray to place the workers: %s", lack)
                 told = lack
-            with self._open():
-                pass
+
+    def _ask(
+        self, wanted: Wanted, unreachable: frozenset[str], cleanup: ExitStack
+    ) -> PlacementGroup:
+        with self._open():
+            group: PlacementGroup = placement_group(
+                [wanted.bundle] * wanted.num_ranks,
+                strategy=wanted.strategy,
+                bundle_label_selector=[other_than(unreachable)] * wanted.num_ranks,
+            )
+            # It would outlive the actors, its resources withheld.
+            cleanup.callback(remove_placement_group, group)
         return group
 
     @contextmanager
@@ -200,22 +205,6 @@ def _refuse_shadows() -> None:
 def _in_short(error: BaseException) -> str:
     """On one line, without Ray's list of what might have been."""
     return " ".join(str(error).split()).partition(" Some common causes include")[0]
-
-
-def _describe_lack(bundle: dict[str, float], count: int, strategy: str) -> str:
-    available: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
-    wanted = " and ".join(f"{number * count:g} {name}" for name, number in bundle.items())
-    there = "; ".join(
-        f"{node['NodeManagerAddress']} with "
-        + ", ".join(
-            f"{available.get(node['NodeID'], {}).get(name, 0):g} "
-            f"of {node['Resources'].get(name, 0):g} {name} free"
-            for name in bundle
-        )
-        for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
-    )
-    return f"{count} ranks want {wanted}{SPREADS[strategy]}; the nodes are {there}"
 
 
 def _remaining(deadline: float) -> float:

@@ -36,15 +36,19 @@ class Answer:
 class Server:
     """A server process and its whole family.
 
-    With `--frontends=0` its address is the engine's.
+    With `--frontends=0` its address is the engine's. `prefix` is what runs its command, such as
+    on another host.
     """
 
-    def __init__(self, *options: str, **environment: str) -> None:
+    def __init__(self, *options: str, prefix: Sequence[str] = (), **environment: str) -> None:
         self.api_key = secrets.token_hex(8)
         # Short: Ray puts sockets below it.
         self.temporary_folder = Path(tempfile.mkdtemp(prefix="ls"))
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "runtime", "serve", "--port=0", "--http-port=0", *options],
+            [
+                *(*prefix, sys.executable, "-m", "runtime", "serve"),
+                *("--port=0", "--http-port=0", *options),
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
