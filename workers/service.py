@@ -5,7 +5,6 @@ It knows nothing of models: `ModelSide` does what the messages ask for, on the d
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
@@ -34,13 +33,13 @@ from workers.errors import (
 )
 from workers.lease import Lease
 from workers.model_side import Executor, ModelSide, Parallel, Progress
+from workers.progress import throttled
 from workers.reachability import Reachability
 from workers.serial_thread import SerialThread
 from workers.step_stream import StepOrder, StepStream
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_INTERVAL_S = 0.1
 CLOSE_TIMEOUT_S = 1.0
 MAX_DETAIL_CHARS = 4000
 
@@ -128,7 +127,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
     def Initialize(
         self, request: worker_pb2.InitializeRequest, context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.InitializeReply]:
-        """Loads once; progress at most every PROGRESS_INTERVAL_S, the spec last."""
+        """Loads once; progress now and then, the spec last."""
         with self._answering(context):
             self._enter(request.epoch)
             config = decode_config(request)
@@ -137,7 +136,7 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._rank = config.rank
             self._on_rank(config.rank)
             reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-            loading = self._device.submit(lambda: self._load(config, _throttled(reports.put)))
+            loading = self._device.submit(lambda: self._load(config, throttled(reports.put)))
             loading.add_done_callback(lambda _: reports.put(None))
             for loaded, total in iter(reports.get, None):
                 progress = worker_pb2.LoadProgress(loaded_bytes=loaded, total_bytes=total)
@@ -300,17 +299,3 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             logger.exception("%s: a call failed", self._name())
             details = f"{type(error).__name__} on {self._name()}: {error}"
             context.abort(grpc.StatusCode.INTERNAL, details[:MAX_DETAIL_CHARS])
-
-
-def _throttled(send: Callable[[tuple[int, int]], None]) -> Progress:
-    last = float("-inf")
-
-    def on_progress(loaded_bytes: int, total_bytes: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if loaded_bytes < total_bytes and now - last < PROGRESS_INTERVAL_S:
-            return
-        last = now
-        send((loaded_bytes, total_bytes))
-
-    return on_progress
