@@ -17,8 +17,8 @@ LogFormat = Literal["text", "json"]
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # What every record has; all else was given by `extra`. The last three come and go.
 OWN_ATTRIBUTES = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName"}
-# uvicorn's messages once more, with colours.
-LEFT_OUT = {"color_message"}
+# uvicorn's messages once more, with colours; and Ray's own time of each record in its process.
+LEFT_OUT = {"color_message", "_ray_timestamp_ns"}
 GRPC_LOGGER = "grpc._cython.cygrpc"
 GRPC_SOURCE = ".pyx.pxi"
 # Of what is no text, and of clients that left before they were refused.

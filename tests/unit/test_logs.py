@@ -39,6 +39,13 @@ def test_a_json_line_has_time_level_logger_message_and_fields() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["color_message", "_ray_timestamp_ns"])
+def test_what_libraries_add_for_themselves_is_left_out(name: str) -> None:
+    record = make_record("ended", **{name: 1})
+    assert name not in JsonFormatter().format(record)
+    assert TextFormatter().format(record).endswith(" ended")
+
+
 def test_a_text_line_ends_with_its_fields() -> None:
     record = make_record("request %s", "ended", request_id="r1", ttft_s=0.123456789, queue_s=None)
     line = TextFormatter().format(record)
