@@ -161,6 +161,7 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
     import torch
 
     from workers.collector import freeze_heap
+    from workers.faults import with_faults
     from workers.model_executor import ModelExecutor
     from workers.model_side import ModelSide
     from workers.parallel import join, open_rendezvous
@@ -170,12 +171,13 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
             torch.cuda.set_device(cuda_device)
         return join(config, store)
 
-    return ModelSide(
+    model_side = ModelSide(
         open_rendezvous=lambda world_size: open_rendezvous(world_size, host),
         join=join_on_device,
         load=ModelExecutor,
         settle=freeze_heap,
     )
+    return with_faults(model_side, os.environ)
 
 
 def main() -> None:

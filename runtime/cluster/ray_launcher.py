@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Copied from the driver where a node doesn't set them itself. None that differ between hosts, as
 # addresses and interface names do.
-ENVIRONMENT_PREFIXES = ("HF_", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
+ENVIRONMENT_PREFIXES = ("HF_", "LOCKSTEP_FAULTS", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
 
 # In what Ray says of an actor whose node is lost. Of a process it doesn't say how it ended.
 NODE_DIED = "node"
