@@ -8,6 +8,7 @@ class Benchmarks(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [
+            "chaos",
             "demo",
             "overhead",
             "overload",
@@ -21,6 +22,10 @@ class Benchmarks(click.Group):
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         match name:
+            case "chaos":
+                from benchmarks.chaos.cli import chaos
+
+                return chaos
             case "demo":
                 from benchmarks.demo import main
 

@@ -103,9 +103,19 @@ def shown(value: object) -> str:
     return format(value, ".0f")
 
 
-def write_json(path: Path, metrics: Mapping[str, float]) -> None:
-    """Writes the metrics with the facts of the machine they were measured on."""
-    document = {"metrics": dict(metrics), "machine": machine_facts()}
+def markdown_row(cells: Sequence[object]) -> str:
+    """A line of a table in Markdown."""
+    return "| " + " | ".join(shown(each).replace("|", "\\|") for each in cells) + " |"
+
+
+def write_json(
+    path: Path, metrics: Mapping[str, float], details: Mapping[str, object] | None = None
+) -> None:
+    """Writes the metrics with the facts of the machine they were measured on.
+
+    `details` go beside them.
+    """
+    document = {"metrics": dict(metrics), "machine": machine_facts(), **(details or {})}
     path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
