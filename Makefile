@@ -32,7 +32,7 @@ help:
 	@echo "clients     LangChain, lm-eval, schemathesis and npm's openai against a real server"
 	@echo "zoo         every causal language model of transformers, for README and lockstep models"
 	@echo "depths      engines and models at pipeline depths 1 to 3, by deltas and by whole steps"
-	@echo "nightly     20,000 random lives of the scheduler, depths, 200 faults under load, a soak, and the benchmarks"
+	@echo "nightly     20,000 random lives of the scheduler, depths, 230 faults under load, a soak, and the benchmarks"
 	@echo "format      format the code"
 	@echo "proto       make the code of protos/*.proto again"
 	@echo "hooks       install the pre-commit hooks"

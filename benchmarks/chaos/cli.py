@@ -37,7 +37,13 @@ CAUSE_CHARS = 120
     help="May be given again; all that go with the number of nodes where unset.",
 )
 @click.option("--launcher", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option("--nodes", type=click.IntRange(1, 2), default=1, show_default=True)
+@click.option(
+    "--nodes",
+    type=click.IntRange(1, 2),
+    default=1,
+    show_default=True,
+    help="Hosts, which are network namespaces on this machine where there are two.",
+)
 @click.option("--seed", type=int, help="Of kinds, victims and moments; drawn and told where unset.")
 @click.option(
     "--log",
@@ -68,8 +74,17 @@ def chaos(
       complaints                          whatever else should have been otherwise
     """  # noqa: D301 - click wants the backspace itself
     kinds = _check_kinds(kinds, nodes)
+    if nodes > 1 and launcher != "ray":
+        raise click.UsageError(f"nodes={nodes} needs --launcher ray, not --launcher {launcher}")
     seed = int.from_bytes(os.urandom(4)) if seed is None else seed
-    case = Case(launcher=launcher, num_faults=num_faults, kinds=kinds, seed=seed, minutes=minutes)
+    case = Case(
+        launcher=launcher,
+        num_nodes=nodes,
+        num_faults=num_faults,
+        kinds=kinds,
+        seed=seed,
+        minutes=minutes,
+    )
     click.echo(f"{machine_line()}; {NUM_CLIENTS} clients; seed {seed}\n")
     for kind in kinds:
         click.echo(f"- {kind}: {MEANINGS[kind]}")
@@ -87,12 +102,11 @@ def chaos(
 
 def _check_kinds(kinds: Sequence[Kind], nodes: int) -> Sequence[Kind]:
     """Raises UsageError: one doesn't go with the number of nodes."""
-    if nodes > 1:
-        raise click.UsageError("nodes=2 isn't built yet: leave --nodes out")
+    left_out = BETWEEN_NODES if nodes == 1 else ()
     for kind in kinds:
-        if kind in BETWEEN_NODES:
+        if kind in left_out:
             raise click.UsageError(f"kind {kind} needs --nodes 2: {MEANINGS[kind]}")
-    return kinds or [kind for kind in KINDS if kind not in BETWEEN_NODES]
+    return kinds or [kind for kind in KINDS if kind not in left_out]
 
 
 def row_of(finding: Finding) -> str:

@@ -75,8 +75,12 @@ def inflict(plan: Plan, server: Server, folder: Path) -> str:
             put_fault(folder, plan.rank, Fault(kind="late", seconds=seconds))
         case "raise" | "raise-again":
             put_fault(folder, plan.rank, Fault(kind="raise"))
-        case "raylet" | "network":
-            raise RuntimeError(f"{plan.kind} needs a second node")
+        case "raylet":
+            server.place.kill_raylet()
+            return "the other node"
+        case "network":
+            server.place.cut()
+            return "the other node"
     return f"rank {plan.rank}"
 
 

@@ -11,6 +11,7 @@ from benchmarks.chaos.engine_log import LOOK_S, Event
 from benchmarks.chaos.faults import (
     AFTER_DEADLINE_S,
     AT_ONCE_S,
+    BETWEEN_NODES,
     HANGS,
     SLOW_S,
     Kind,
@@ -48,6 +49,8 @@ class Observer:
 
     async def befall(self, number: int, plan: Plan) -> Finding:
         """Returns when requests run again. Raises RuntimeError: they never do."""
+        if plan.kind in BETWEEN_NODES:
+            await self._spread()
         complaints = [f"an epoch ended before: {each.message}" for each in self._unexpected()]
         at = time.time()
         victim = inflict(plan, self._server, self._folder)
@@ -56,11 +59,26 @@ class Observer:
         finding = await see(finding, plan, at, complaints)
         for each in self._folder.iterdir():  # that no step has taken
             each.unlink()
+        await asyncio.to_thread(self._server.place.restore)
         self._num_seen = len(self._server.log.events)
         return replace(finding, complaints=tuple(complaints))
 
     def _unexpected(self) -> list[Event]:
         return [each for each in self._server.log.events[self._num_seen :] if each.kind == "lost"]
+
+    async def _spread(self) -> None:
+        """Has ranks on both nodes: after a node was away they are on one."""
+        if self._server.place.has_spread():
+            return
+        inflict(Plan(kind="kill", rank=0, pause_s=0.0, again_s=0.0), self._server, self._folder)
+        log = self._server.log
+        for kind in ("lost", "back"):
+            if await log.wait_for(kind, after=self._num_seen, timeout_s=RECOVERY_S) is None:
+                raise RuntimeError(f"a killed rank wasn't {kind} within {RECOVERY_S:g} s")
+        await self._load.next_tokens()
+        self._num_seen = len(log.events)
+        if not self._server.place.has_spread():
+            raise RuntimeError("the other node got no rank, though it is there")
 
     async def _see_loss(
         self, finding: Finding, plan: Plan, at: float, complaints: list[str]

@@ -17,6 +17,7 @@ from benchmarks.chaos.findings import Finding, Result
 from benchmarks.chaos.load import Load
 from benchmarks.chaos.model import write_model
 from benchmarks.chaos.observer import Observer
+from benchmarks.chaos.places import place
 from benchmarks.chaos.server import Server, served
 from benchmarks.overload.client import Target
 from benchmarks.overload.measure import wait_idle
@@ -32,6 +33,7 @@ class Case:
     """What is to be run."""
 
     launcher: str
+    num_nodes: int = 1
     num_faults: int
     kinds: Sequence[Kind]
     seed: int
@@ -42,20 +44,20 @@ class Case:
 def run(case: Case, *, log: TextIO, on_finding: Callable[[Finding], None]) -> Result:
     """The server's log goes to `log`.
 
-    Raises RuntimeError: the server ended, or never recovered. Raises LostError: a request failed
-    before any fault.
+    Raises ConfigError: there can't be two nodes here. Raises RuntimeError: the server ended, or
+    never recovered. Raises LostError: a request failed before any fault.
     """
     with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as folder:
         model, faults = Path(folder, "model"), Path(folder, "faults")
         write_model(model)
         faults.mkdir(mode=0o700)
-        options = [f"--launcher={case.launcher}"]
         variables = {FOLDER_VARIABLE: str(faults)}
-        with served(model, options, log=log, variables=variables) as (server, leftovers):
-            result = asyncio.run(_run(case, server, faults, on_finding))
-            result.idle_s, result.state = wait_idle(server.target)
-            result.num_preemptions = _num_preemptions(server.target)
-        result.leftovers = leftovers
+        with place(case.launcher, case.num_nodes) as where:
+            with served(model, where, log=log, variables=variables) as (server, leftovers):
+                result = asyncio.run(_run(case, server, faults, on_finding))
+                result.idle_s, result.state = wait_idle(server.target)
+                result.num_preemptions = _num_preemptions(server.target)
+            result.leftovers = leftovers
         return result
 
 

@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ import psutil
 
 from benchmarks.chaos.engine_log import EngineLog
 from benchmarks.chaos.model import MAX_MODEL_LEN
+from benchmarks.chaos.places import Place
 from benchmarks.overload.client import Target
 from benchmarks.overload.server import READY
 from runtime.frontend_processes import API_KEY_VARIABLE
@@ -47,10 +48,11 @@ class Server:
     target: Target
     process: psutil.Process
     log: EngineLog
+    place: Place
     family: set[psutil.Process] = field(default_factory=set)  # all that were ever seen
 
     def ranks(self) -> dict[int, psutil.Process]:
-        """The processes that hold a rank now."""
+        """The processes that hold a rank now, on all nodes that can be reached or not."""
         return {
             int(name.removeprefix(RANK_NAME)): each
             for each, name in self._names()
@@ -72,10 +74,10 @@ class Server:
         return [(each, name) for each, name in pairs if name]
 
     def remember_family(self) -> list[psutil.Process]:
-        """All descendants of now, to look for at the end."""
-        children: list[psutil.Process] = self.process.children(recursive=True)
-        self.family |= set(children)
-        return children
+        """All descendants and workers of now, to look for at the end."""
+        found = [*self.process.children(recursive=True), *self.place.workers()]
+        self.family |= set(found)
+        return found
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class Leftovers:
 
 @contextmanager
 def served(
-    model: Path, options: Sequence[str], *, log: TextIO, variables: Mapping[str, str]
+    model: Path, place: Place, *, log: TextIO, variables: Mapping[str, str]
 ) -> Iterator[tuple[Server, Leftovers]]:
     """A server while the block runs; afterwards it is known what was left.
 
@@ -99,8 +101,12 @@ def served(
     # Short: Ray puts sockets below it.
     with tempfile.TemporaryDirectory(prefix="lc") as folder, ExitStack() as stack:
         key = secrets.token_urlsafe(24)
-        command = [sys.executable, "-m", "runtime", "serve", f"--model={model}", *OPTIONS, *options]
-        environment = os.environ | {API_KEY_VARIABLE: key, "TMPDIR": folder} | dict(variables)
+        command = [
+            *(*place.prefix, sys.executable, "-m", "runtime", "serve", f"--model={model}"),
+            *(*OPTIONS, *place.options),
+        ]
+        environment = os.environ | {API_KEY_VARIABLE: key, "TMPDIR": folder}
+        environment |= {**place.variables, **variables}
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
         )
@@ -111,7 +117,7 @@ def served(
         stack.enter_context(process.stderr)
         engine_log = EngineLog(process.stderr, log)
         target = _read_target(process.stdout, key)
-        server = Server(target, psutil.Process(process.pid), engine_log)
+        server = Server(target, psutil.Process(process.pid), engine_log, place)
         yield server, leftovers
         server.remember_family()
         process.terminate()

@@ -9,6 +9,7 @@ from benchmarks.chaos.cli import row_of
 from benchmarks.chaos.faults import BETWEEN_NODES, KINDS
 from benchmarks.chaos.findings import Result
 from benchmarks.chaos.run import Case, run
+from runtime.errors import ConfigError
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 
@@ -17,11 +18,16 @@ SEED = 20
 
 
 def survive(num_faults: int, **changes: Any) -> Result:
-    """What came of it; shown, with the server's log, where the test fails."""
+    """What came of it; shown, with the server's log, where the test fails.
+
+    Skips where two nodes can't be made.
+    """
     fields = {"launcher": "local", "num_faults": num_faults, "kinds": KINDS_HERE, "seed": SEED}
     log = io.StringIO()
     try:
         return run(Case(**fields | changes), log=log, on_finding=lambda each: print(row_of(each)))
+    except ConfigError as error:
+        pytest.skip(str(error))
     finally:
         print(log.getvalue())
 
@@ -44,6 +50,18 @@ def test_a_kill_under_load_loses_nothing() -> None:
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_ten_faults_lose_nothing(launcher: str) -> None:
     check(survive(10, launcher=launcher), 10)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_the_loss_of_a_node_and_of_the_way_to_it_lose_nothing() -> None:
+    check(survive(2, launcher="ray", num_nodes=2, kinds=BETWEEN_NODES), 2)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3 * 3600)
+def test_faults_of_two_nodes_lose_nothing() -> None:
+    check(survive(30, launcher="ray", num_nodes=2, kinds=KINDS, minutes=20), 30)
 
 
 @pytest.mark.nightly

@@ -150,4 +150,4 @@ def test_a_run_complains_of_whatever_was_otherwise(changes: dict[str, Any], comp
 def test_what_needs_a_second_node_is_refused_by_name() -> None:
     assert "kind raylet needs --nodes 2" in refusal("--kind=raylet")
     assert "kind network needs --nodes 2" in refusal("--kind=kill", "--kind=network")
-    assert "nodes=2 isn't built yet" in refusal("--nodes=2")
+    assert "nodes=2 needs --launcher ray" in refusal("--nodes=2")
