@@ -234,7 +234,7 @@ def shortened(prompt: str) -> str:
 
 
 @click.command("demo")
-def main() -> None:
+def demo() -> None:
     """Serve the embedded model on two ranks and stream four prompts.
 
     Exits with 1 where something failed or was left over.
