@@ -13,6 +13,7 @@ from typing import Any, Self
 import grpc
 import pytest
 import tokenizers
+import uvloop
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from protos import common_pb2, inference_pb2, inference_pb2_grpc
@@ -162,7 +163,7 @@ class RunningFrontend:
         self._engine_addresses = [f"127.0.0.1:{each.port}" for each in servers]
         self._engine_token = servers[0].token
         self._ready: SimpleQueue[Ports | BaseException] = SimpleQueue()
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="frontend")
         self.ended: Future[None] = Future()  # what run_frontend returned or raised
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Self
 
+import uvloop
 from starlette.types import Receive, Scope, Send
 
 from protos.auth import KeyRing
@@ -115,7 +116,7 @@ class RunningHttp:
         self._config = FrontendConfig(**{**options, **changes})
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="http")
         self._thread.start()
         self._server = self.call(self._start)

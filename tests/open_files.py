@@ -32,7 +32,7 @@ def look(ports: Collection[int]) -> Open:
                 files[number] = what
     # The loop's own pool grows to its size in its own time.
     names = [each.name for each in threading.enumerate()]
-    return Open(files, [name for name in names if not name.startswith("asyncio_")])
+    return Open(files, [name for name in names if not name.startswith("uvloop_")])
 
 
 def _comes_and_goes(number: int, what: str, ports: Collection[int]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx2
 import uvicorn
+import uvloop
 
 from runtime.engine_service import EngineServer
 from runtime.frontend.chat import ChatTemplate
@@ -199,7 +200,7 @@ class RunningApp:
         self._service_options = {"clock": lambda: float(CREATED)} | service_options
         self._server = EngineServer(engine, "engine-token")
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="app")
         self.address: tuple[str, int] = self._socket.getsockname()

@@ -38,6 +38,8 @@ def frontend(engine: str, reuse_port: bool, verbose: bool, **values: Any) -> Non
     is ready. SIGTERM lets requests that run finish, for --drain-timeout-s; Ctrl-C, or a second
     SIGTERM, ends them.
     """
+    import uvloop
+
     config = pick(FrontendConfig, values)
     set_up_logging(verbose=verbose, log_format=config.log_format)
     token = os.environ.get("LOCKSTEP_ENGINE_TOKEN")
@@ -51,7 +53,7 @@ def frontend(engine: str, reuse_port: bool, verbose: bool, **values: Any) -> Non
         )
     addresses = read_addresses("engine", engine)
 
-    asyncio.run(serve_until_signal(config, addresses, token, reuse_port=reuse_port))
+    uvloop.run(serve_until_signal(config, addresses, token, reuse_port=reuse_port))
 
 
 async def serve_until_signal(

@@ -5,12 +5,19 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
+import uvloop
 
 from runtime.interrupts import DrainAsked, Interrupted, drainable, interruptible, until_signal
 
 pytestmark = pytest.mark.unit
+
+Run = Callable[[Coroutine[Any, Any, None]], object]
+# Batches run on the first, frontends on the second.
+on_each_loop = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 
 
 def test_a_signal_unwinds_once_and_the_next_is_ignored() -> None:
@@ -102,6 +109,7 @@ def test_once_it_serves_no_more_sigterm_ends_as_ever() -> None:
         serve()
 
 
+@on_each_loop
 @pytest.mark.parametrize(
     ("signals", "seen"),
     [
@@ -112,7 +120,7 @@ def test_once_it_serves_no_more_sigterm_ends_as_ever() -> None:
     ],
 )
 def test_an_event_loop_drains_at_the_first_sigterm(
-    signals: list[signal.Signals], seen: list[str]
+    signals: list[signal.Signals], seen: list[str], run: Run
 ) -> None:
     happened: list[str] = []
 
@@ -137,13 +145,14 @@ def test_an_event_loop_drains_at_the_first_sigterm(
 
         await asyncio.wait_for(until_signal(work(draining), drain), 30)
 
-    asyncio.run(main())
+    run(main())
     assert happened == seen
 
 
-def test_without_a_way_to_drain_sigterm_cancels() -> None:
+@on_each_loop
+def test_without_a_way_to_drain_sigterm_cancels(run: Run) -> None:
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.get_running_loop().create_future()
 
-    asyncio.run(asyncio.wait_for(until_signal(work()), 30))
+    run(asyncio.wait_for(until_signal(work()), 30))

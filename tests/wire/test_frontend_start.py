@@ -7,6 +7,7 @@ import socket
 import threading
 
 import pytest
+import uvloop
 
 from runtime.commands.frontend import frontend, serve_until_signal
 from runtime.errors import ConfigError
@@ -27,7 +28,7 @@ def test_sigterm_ends_a_frontend_whose_engine_is_silent() -> None:
         config = FrontendConfig(port=0, http_port=0, api_key="key")
         threading.Thread(target=end_it_once_it_connects, daemon=True).start()
         work = serve_until_signal(config, [address], "engine-token")
-        asyncio.run(asyncio.wait_for(work, TIMEOUT_S / 2))
+        uvloop.run(asyncio.wait_for(work, TIMEOUT_S / 2))
 
 
 @pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines", " token"])
