@@ -16,11 +16,13 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 
 from protos.auth import KeyRing
-from runtime.frontend.http_server import HttpServer, bind
+from runtime.frontend.http_server import HttpServer
+from runtime.frontend.public_socket import bind
 from runtime.frontend_config import FrontendConfig
 
 TIMEOUT_S = 30
 HOST = "127.0.0.1"
+OPTION = "--http-port"
 KEY = "http-key"
 TENANT = "acme"
 GRPC_PORT = 50051
@@ -171,7 +173,7 @@ class RunningHttp:
         return server
 
     async def _start(self) -> HttpServer:
-        server = self.make_server(bind(self.host, 0))
+        server = self.make_server(bind(self.host, 0, option=OPTION))
         await server.start()
         return server
 

@@ -19,13 +19,13 @@ from runtime.frontend.http_ids import RequestIds
 from runtime.frontend.http_keys import KeyGate
 from runtime.frontend.http_limits import HeadLimit, WholeRequests
 from runtime.frontend.http_refusal import CountRejection, Refusals
+from runtime.frontend.public_socket import BACKLOG, cannot_listen
 from runtime.frontend_config import FrontendConfig
 
 logger = logging.getLogger(__name__)
 
 # A client that asks for nothing more keeps its connection so long.
 IDLE_TIMEOUT_S = 60
-BACKLOG = 2048
 # What the system holds for one client at most, about twice that; it would take megabytes, and
 # report that a slow reader took something only once it took most of them.
 SEND_BUFFER_BYTES = 128 << 10
@@ -33,31 +33,6 @@ SEND_BUFFER_BYTES = 128 << 10
 KEEPALIVE_S = 60
 # What was cut has so long to clean up.
 CUT_S = 5.0
-
-
-def bind(host: str, port: int, *, reuse_port: bool = False) -> socket.socket:
-    """A socket at the address, which doesn't listen yet; port 0 takes a free one.
-
-    With `reuse_port` several processes share the port. Raises ConfigError: it can't be bound.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise _cannot_listen(host, port) from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if reuse_port:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # as gRPC's
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise _cannot_listen(host, port) from error
-    return bound
 
 
 class HttpServer:
@@ -128,7 +103,7 @@ class HttpServer:
             )
         except OSError as error:
             host, port = self._bound.getsockname()[:2]
-            raise _cannot_listen(host, port) from error
+            raise cannot_listen(host, port, "--http-port") from error
 
     async def stop(self, grace_s: float) -> None:
         """Takes nothing new, lets requests finish for `grace_s`, then cuts what is left."""
@@ -198,11 +173,3 @@ def _context_of(config: FrontendConfig) -> ssl.SSLContext | None:
         return tls.public_server_context(config.tls_cert, config.tls_key, config.tls_client_ca)
     except ValueError as error:
         raise ConfigError(f"tls_cert: {error}") from error
-
-
-def _cannot_listen(host: str, port: int) -> ConfigError:
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return ConfigError(
-        f"can't listen at {address}: it is in use, or no address of this machine; "
-        "set --http-port or --host"
-    )

@@ -16,7 +16,7 @@ from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
 from runtime.frontend.grpc_server import GrpcServer
 from runtime.frontend.grpc_service import InferenceService
-from runtime.frontend.http_server import HttpServer, bind
+from runtime.frontend.http_server import HttpServer
 from runtime.frontend.keys import make_key_ring
 from runtime.frontend.metrics import FrontendMetrics
 from runtime.frontend.observer import Observer
@@ -25,6 +25,7 @@ from runtime.frontend.openai.app import OPEN_PATHS, make_app
 from runtime.frontend.openai.routes import Operations
 from runtime.frontend.openai.service import OpenAIService
 from runtime.frontend.pages import pages
+from runtime.frontend.public_socket import bind
 from runtime.frontend.request_slots import RequestSlots
 from runtime.frontend.resume_proof import ResumeProofs
 from runtime.frontend.texts import Texts, open_texts
@@ -75,7 +76,9 @@ async def run_frontend(
         server = GrpcServer(config, keys, reuse_port=reuse_port)
         stack.push_async_callback(server.stop, STOP_GRACE_S)
         bound = stack.enter_context(
-            closing(bind(config.host, config.http_port, reuse_port=reuse_port))
+            closing(
+                bind(config.host, config.http_port, option="--http-port", reuse_port=reuse_port)
+            )
         )
         pool = await EnginePool.connect(
             engine_addresses,

@@ -12,8 +12,8 @@ import uvicorn
 from runtime.errors import ConfigError
 from runtime.frontend.http_connection import Connection, ConnectionLimits, Connections
 from runtime.frontend.http_refusal import Refusals
-from runtime.frontend.http_server import bind
-from tests.http_serving import CHUNK, HOST, TIMEOUT_S, App, RunningHttp, wire
+from runtime.frontend.public_socket import bind
+from tests.http_serving import CHUNK, HOST, OPTION, TIMEOUT_S, App, RunningHttp, wire
 
 pytestmark = pytest.mark.wire
 
@@ -56,7 +56,7 @@ class FakeTimers:
 
 def has_ipv6() -> bool:
     try:
-        bind("::1", 0).close()
+        bind("::1", 0, option=OPTION).close()
     except ConfigError:
         return False
     return True
@@ -209,17 +209,17 @@ def test_all_of_ipv6_includes_ipv4() -> None:
 
 def test_a_port_that_is_taken_is_refused(server: RunningHttp) -> None:
     with pytest.raises(ConfigError, match=rf"can't listen at {HOST}:{server.port}: it is in use"):
-        bind(HOST, server.port)
+        bind(HOST, server.port, option=OPTION)
     with pytest.raises(ConfigError, match=r"can't listen at \[2001:db8::1\]:0: .*--http-port"):
-        bind("2001:db8::1", 0)
+        bind("2001:db8::1", 0, option=OPTION)
 
 
 def test_several_processes_share_a_port_if_all_of_them_want_to() -> None:
-    with bind(HOST, 0, reuse_port=True) as one:
+    with bind(HOST, 0, reuse_port=True, option=OPTION) as one:
         port = one.getsockname()[1]
         one.listen()
-        with bind(HOST, port, reuse_port=True) as other:
+        with bind(HOST, port, reuse_port=True, option=OPTION) as other:
             assert other.getsockname() == one.getsockname()
             other.listen()
             with pytest.raises(ConfigError):
-                bind(HOST, port)
+                bind(HOST, port, option=OPTION)

@@ -10,9 +10,9 @@ import pytest
 from protos import inference_pb2, inference_pb2_grpc
 from protos.tls import CA_FILE, CERT_FILE, CLUSTER_NAME, KEY_FILE
 from runtime.errors import ConfigError
-from runtime.frontend.http_server import bind
+from runtime.frontend.public_socket import bind
 from tests.cluster_certs import Nodes, save_nodes
-from tests.http_serving import CHUNK, HOST, TIMEOUT_S, RunningHttp, wire
+from tests.http_serving import CHUNK, HOST, OPTION, TIMEOUT_S, RunningHttp, wire
 
 pytestmark = pytest.mark.wire
 
@@ -155,5 +155,8 @@ def test_files_that_cannot_be_used_are_refused_at_the_start(nodes: Nodes, tmp_pa
         {**files(nodes.good), "tls_client_ca": str(tmp_path / "empty")},
     ):
         running = RunningHttp(**wrong)
-        with bind(HOST, 0) as bound, pytest.raises(ConfigError, match=r"^tls_cert: "):
+        with (
+            bind(HOST, 0, option=OPTION) as bound,
+            pytest.raises(ConfigError, match=r"^tls_cert: "),
+        ):
             running.make_server(bound)
