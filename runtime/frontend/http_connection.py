@@ -14,6 +14,7 @@ from runtime.errors import CapacityError
 from runtime.frontend.http_limits import head_too_long, kind_of_status
 from runtime.frontend.http_refusal import JSON, LINGER_S, NO_HEADERS, Refusals
 from runtime.frontend.openai.errors import STATUSES, Kind, headers_of, kind_of
+from runtime.frontend.reader_watch import ReaderWatch
 
 # So many connections beyond those that may be are told so; more are cut off.
 MAX_TOLD = 256
@@ -90,7 +91,6 @@ class Connection(H11Protocol):
         self._limits = limits
         self._refusals = refusals
         self._read_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
         self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -98,6 +98,8 @@ class Connection(H11Protocol):
         # one message, not the output of its whole request.
         transport.set_write_buffer_limits(high=1, low=0)
         super().connection_made(transport)
+        timeout_s = self._limits.write_timeout_s
+        self._reader_watch = ReaderWatch(transport, timeout_s, self.loop)
         self._all.look()
         if self._all.is_closed:
             transport.abort()
@@ -113,7 +115,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         _stop(self._read_timer)
-        _stop(self._write_timer)
+        self._reader_watch.end()
         self._all.look()
 
     def data_received(self, data: bytes) -> None:
@@ -143,11 +145,11 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._wait_for_reader()
+        self._reader_watch.begin()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        _stop(self._write_timer)
+        self._reader_watch.end()
 
     def _time_head(self) -> None:
         """A head has so long from its first byte on, and on a new connection from the start."""
@@ -197,20 +199,6 @@ class Connection(H11Protocol):
         if self.transport.can_write_eof():  # not with TLS
             self.transport.write_eof()
         self._read_timer = self.loop.call_later(LINGER_S, self.transport.close)
-
-    def _wait_for_reader(self) -> None:
-        _stop(self._write_timer)
-        self._write_timer = self.loop.call_later(
-            self._limits.write_timeout_s,
-            self._look_at_reader,
-            self.transport.get_write_buffer_size(),
-        )
-
-    def _look_at_reader(self, num_bytes: int) -> None:
-        if self.transport.get_write_buffer_size() < num_bytes:
-            self._wait_for_reader()
-        else:
-            self.transport.abort()
 
 
 def _stop(timer: asyncio.TimerHandle | None) -> None:
