@@ -19,7 +19,7 @@ from runtime.frontend.http_ids import RequestIds
 from runtime.frontend.http_keys import KeyGate
 from runtime.frontend.http_limits import HeadLimit, WholeRequests
 from runtime.frontend.http_refusal import CountRejection, Refusals
-from runtime.frontend.public_socket import BACKLOG, cannot_listen
+from runtime.frontend.public_socket import BACKLOG, listen
 from runtime.frontend_config import FrontendConfig
 
 logger = logging.getLogger(__name__)
@@ -90,20 +90,15 @@ class HttpServer:
 
     async def start(self) -> None:
         """Raises ConfigError: another process listens at the port since it was bound."""
+        listen(self._bound, option="--http-port")
         loop = asyncio.get_running_loop()
-        try:
-            self._server = await loop.create_server(
-                lambda: Connection(
-                    self._uvicorn, self.connections, self._limits, self._refusals, loop
-                ),
-                sock=self._bound,
-                ssl=self._context,
-                backlog=BACKLOG,
-                ssl_handshake_timeout=None if self._context is None else self._read_timeout_s,
-            )
-        except OSError as error:
-            host, port = self._bound.getsockname()[:2]
-            raise cannot_listen(host, port, "--http-port") from error
+        self._server = await loop.create_server(
+            lambda: Connection(self._uvicorn, self.connections, self._limits, self._refusals, loop),
+            sock=self._bound,
+            ssl=self._context,
+            backlog=BACKLOG,
+            ssl_handshake_timeout=None if self._context is None else self._read_timeout_s,
+        )
 
     async def stop(self, grace_s: float) -> None:
         """Takes nothing new, lets requests finish for `grace_s`, then cuts what is left."""

@@ -20,7 +20,7 @@ def bind(host: str, port: int, *, option: str, reuse_port: bool = False) -> sock
         )[0]
         bound = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise cannot_listen(host, port, option) from error
+        raise _cannot_listen(host, port, option) from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if reuse_port:
@@ -30,11 +30,23 @@ def bind(host: str, port: int, *, option: str, reuse_port: bool = False) -> sock
         bound.bind(address)
     except OSError as error:
         bound.close()
-        raise cannot_listen(host, port, option) from error
+        raise _cannot_listen(host, port, option) from error
     return bound
 
 
-def cannot_listen(host: str, port: int, option: str) -> ConfigError:
+def listen(bound: socket.socket, *, option: str) -> None:
+    """Here, since uvloop's servers keep to themselves that they can't.
+
+    Raises ConfigError: another process listens at the address since it was bound.
+    """
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        host, port = bound.getsockname()[:2]
+        raise _cannot_listen(host, port, option) from error
+
+
+def _cannot_listen(host: str, port: int, option: str) -> ConfigError:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     return ConfigError(
         f"can't listen at {address}: it is in use, or no address of this machine; "

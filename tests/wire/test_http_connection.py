@@ -214,6 +214,16 @@ def test_a_port_that_is_taken_is_refused(server: RunningHttp) -> None:
         bind("2001:db8::1", 0, option=OPTION)
 
 
+def test_a_port_that_is_taken_after_it_was_bound_is_refused(server: RunningHttp) -> None:
+    with bind(HOST, 0, option=OPTION) as one:
+        port = one.getsockname()[1]
+        with bind(HOST, port, option=OPTION) as other:
+            one.listen()
+            late = server.make_server(other)
+            with pytest.raises(ConfigError, match=rf"can't listen at {HOST}:{port}: .*--http-port"):
+                server.call(late.start)
+
+
 def test_several_processes_share_a_port_if_all_of_them_want_to() -> None:
     with bind(HOST, 0, reuse_port=True, option=OPTION) as one:
         port = one.getsockname()[1]
