@@ -49,6 +49,8 @@ def fetch(url: str, api_key: str | None) -> Stats:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             raise ConfigError(f"{url} takes no such key: set --api-key") from error
+        if error.code == 400:
+            raise ConfigError(f"{url} is no server's HTTP port: {_told(error)}") from error
         raise UnavailableError(f"{url} answers with status {error.code}") from error
     except (OSError, http.client.IncompleteRead) as error:
         raise UnavailableError(f"{url} can't be reached: {error}") from error
@@ -117,6 +119,13 @@ def _read(url: str, content: bytes) -> Stats:
             "HTTP port of one"
         ) from error
     return found
+
+
+def _told(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(MAX_BYTES))["error"]["message"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
+        return f"it answers with status {error.code}"
 
 
 def _engine(title: str, now: Stats, before: Stats | None, seconds: float) -> Table:

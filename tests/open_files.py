@@ -41,4 +41,6 @@ def _comes_and_goes(number: int, what: str, ports: Collection[int]) -> bool:
         return what.startswith("anon_inode:")
     with socket.socket(fileno=os.dup(number)) as copy:
         # This end is known as long as it isn't closed, also where the other has reset it.
+        if copy.family == socket.AF_UNIX:
+            return "lockstep-grpc-" not in str(copy.getsockname())
         return copy.family != socket.AF_INET or copy.getsockname()[1] not in ports

@@ -14,8 +14,10 @@ from runtime.credentials import cluster_channel_credentials
 from runtime.errors import UnavailableError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
+from runtime.frontend.grpc_port import private_folder
 from runtime.frontend.grpc_server import GrpcServer
 from runtime.frontend.grpc_service import InferenceService
+from runtime.frontend.http_refusal import Refusals
 from runtime.frontend.http_server import HttpServer
 from runtime.frontend.keys import make_key_ring
 from runtime.frontend.metrics import FrontendMetrics
@@ -73,13 +75,18 @@ async def run_frontend(
     metrics = FrontendMetrics()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(asyncio.to_thread, tracing.close)
-        server = GrpcServer(config, keys, reuse_port=reuse_port)
-        stack.push_async_callback(server.stop, STOP_GRACE_S)
-        bound = stack.enter_context(
-            closing(
-                bind(config.host, config.http_port, option="--http-port", reuse_port=reuse_port)
-            )
+        bind_here = partial(bind, config.host, reuse_port=reuse_port)
+        grpc_bound = stack.enter_context(closing(bind_here(config.port, option="--port")))
+        http_bound = stack.enter_context(closing(bind_here(config.http_port, option="--http-port")))
+        server = GrpcServer(
+            grpc_bound,
+            stack.enter_context(private_folder()),
+            config,
+            keys,
+            Refusals(metrics.count_rejection),
+            http_port=int(http_bound.getsockname()[1]),
         )
+        stack.push_async_callback(server.stop, STOP_GRACE_S)
         pool = await EnginePool.connect(
             engine_addresses,
             partial(EngineClient.connect, token=engine_token, credentials=credentials),
@@ -93,7 +100,7 @@ async def run_frontend(
         texts = await stack.enter_async_context(open_texts(config, pool, proofs))
         observer = Observer(metrics, tracing, model=pool.model.name)
         frontend = _Frontend(config, pool, texts, observer, draining)
-        http = frontend.http_server(bound, keys, grpc_port=server.port)
+        http = frontend.http_server(http_bound, keys, grpc_port=server.port)
         # Before the ports are closed: its clients hear that the engine is gone.
         stack.push_async_callback(http.stop, STOP_GRACE_S)
         stack.push_async_callback(pool.close)

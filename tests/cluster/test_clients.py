@@ -216,7 +216,27 @@ def test_a_reflection_client_needs_nothing_of_ours(server: Server) -> None:
     assert reasons.values_by_number[last.finish_reason].name == "FINISH_REASON_LENGTH"
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl isn't installed")
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl isn't installed")
+
+
+@needs_curl
+def test_curl_at_the_grpc_port_shows_where_http_is(server: Server) -> None:
+    http_port = server.http_address.rpartition(":")[2]
+    body = json.dumps({"prompt": FRANCE} | GREEDY)
+    for more in ([], ["--json", body]):
+        command = ["curl", "--silent", "--show-error", "--max-time", str(TIMEOUT_S), *more]
+        shown = subprocess.run(
+            [*command, f"http://{server.address}/v1/completions"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+        assert json.loads(shown)["error"]["message"] == (
+            f"this is the gRPC port; HTTP is served on port {http_port}"
+        )
+
+
+@needs_curl
 def test_curl_shows_a_stream_as_it_comes(server: Server) -> None:
     body = {"prompt": FRANCE, "stream": True, "ignore_eos": True} | GREEDY | {"max_tokens": 48}
     command = [

@@ -9,7 +9,7 @@ from runtime.frontend.open_files import OTHER_FILES, allow_connections
 
 pytestmark = pytest.mark.unit
 
-NEEDED = 2 * 100 + MAX_TOLD + OTHER_FILES  # for 100 connections
+NEEDED = 4 * 100 + MAX_TOLD + OTHER_FILES  # for 100 connections
 NO_LIMIT = resource.RLIM_INFINITY
 
 
@@ -20,7 +20,7 @@ NO_LIMIT = resource.RLIM_INFINITY
         (NO_LIMIT, NO_LIMIT, 100, NO_LIMIT),
         (NEEDED - 1, NO_LIMIT, 100, NEEDED),
         (64, 100_000, 100, NEEDED),
-        (64, NEEDED - 50, 75, NEEDED - 50),
+        (64, NEEDED - 100, 75, NEEDED - 100),
         (64, 128, 1, 128),
     ],
 )

@@ -1,7 +1,7 @@
 """How many calls and connections a frontend's gRPC port takes."""
 
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import grpc
 import httpx2
@@ -14,6 +14,7 @@ from runtime.frontend import grpc_server
 from runtime.frontend.grpc_service import RETRY_HEADER
 from runtime.request import FinishReason, RequestOutput
 from tests.frontend import API_KEY, Client, FakeEngine, RunningFrontend
+from tests.http2 import greeting
 
 pytestmark = pytest.mark.wire
 
@@ -75,5 +76,17 @@ def test_connections_beyond_the_most_are_closed(server: EngineServer) -> None:
             return stack.enter_context(connection)
 
         for _ in range(3):
-            assert connect().recv(1)  # the server's settings
+            connection = connect()
+            connection.sendall(greeting())
+            assert connection.recv(1)  # the server's settings
         assert connect().recv(1) == b""
+        headers = dict(bearer(API_KEY))
+        scraped = httpx2.get(f"http://{frontend.http_address}/metrics", headers=headers).text
+        assert 'lockstep_rejections_total{reason="overloaded"} 1.0' in scraped.splitlines()
+        connection.close()
+        while True:
+            again = connect()  # the test's timeout bounds how often
+            with suppress(ConnectionError):  # cut off while the other's end isn't yet known
+                again.sendall(greeting())
+                if again.recv(1):
+                    break

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from runtime.cli import EXIT_CONFIG
+from runtime.engine_service import EngineServer
 from runtime.errors import ConfigError, UnavailableError
 from runtime.top import fetch, render, show
 from tests.frontend import API_KEY, TIMEOUT_S, RunningFrontend
@@ -65,9 +66,20 @@ def test_a_key_that_cant_be_sent_is_told_without_it() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_port_of_grpc_is_told(frontend: RunningFrontend) -> None:
-    with pytest.raises(ConfigError, match="doesn't speak HTTP: give the server's HTTP port"):
+def test_a_port_of_grpc_is_told(frontend: RunningFrontend, server: EngineServer) -> None:
+    port = frontend.http_address.partition(":")[2]
+    with pytest.raises(ConfigError, match=rf"no server's HTTP port: .* is served on port {port}"):
         fetch(f"http://{frontend.address}", API_KEY)
+    with pytest.raises(ConfigError, match="doesn't speak HTTP: give the server's HTTP port"):
+        fetch(f"http://127.0.0.1:{server.port}", API_KEY)
+
+
+def test_another_server_that_refuses_is_told() -> None:
+    with (
+        serving(b"no", status=400) as url,
+        pytest.raises(ConfigError, match="no server's HTTP port: it answers with status 400"),
+    ):
+        fetch(url, None)
 
 
 @pytest.mark.parametrize("content", [OTHER, b"", b"[]", b"\xff", b'{"model": {}, "engines": {}}'])
@@ -88,17 +100,17 @@ def test_a_wrong_port_is_one_sentence_and_an_exit_code(frontend: RunningFrontend
     command = [sys.executable, "-m", "runtime", "top", "--url", f"http://{frontend.address}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == EXIT_CONFIG
-    assert done.stderr.startswith(f"lockstep: http://{frontend.address} doesn't speak HTTP")
+    assert done.stderr.startswith(f"lockstep: http://{frontend.address} is no server's HTTP")
     assert len(done.stderr.splitlines()) == 1
 
 
 @contextmanager
-def serving(content: bytes, *, length: int | None = None) -> Iterator[str]:
+def serving(content: bytes, *, status: int = 200, length: int | None = None) -> Iterator[str]:
     """A server that answers one request."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-length", str(len(content) if length is None else length))
             self.end_headers()
             self.wfile.write(content)
