@@ -23,6 +23,7 @@ ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/,?#A-Z]+")
 
 ToolParserName = Literal["auto", "hermes", "llama3", "gemma", "none"]
 ReasoningParserName = Literal["auto", "think", "none"]
+Routing = Literal["least_requests", "two_choices", "prefix"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,12 @@ class FrontendConfig:
         "auto", "How the model marks its reasoning; auto is what its chat template shows."
     )
 
+    routing: Literal["least_requests", "two_choices", "prefix"] = option(
+        "least_requests",
+        "Which of several engines gets a request: the one with the fewest of this frontend; the "
+        "better of two at random, for many frontends; or the one that had prompts with the same "
+        "beginning, unless it has many more than others.",
+    )
     resume_timeout_s: float = option(
         60.0, "Requests whose engine went away wait so long for one to go on with."
     )

@@ -7,12 +7,15 @@ go on with it: the reader sees a pause.
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Self
 
 from runtime.errors import LockstepError, UnavailableError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.generation import Generation
+from runtime.frontend.routing import choose
+from runtime.frontend_config import Routing
 from runtime.request import EngineStats, ModelInfo, Request
 
 logger = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class EnginePool:
         connect: Connect,
         *,
         resume_timeout_s: float,
+        routing: Routing = "least_requests",
         on_resumed: Callable[[], object] = lambda: None,
         on_reconnected: Callable[[], object] = lambda: None,
     ) -> None:
@@ -46,6 +50,8 @@ class EnginePool:
         self.on_resumed = on_resumed
         self.addresses = addresses
         self._connect = connect
+        self._routing = routing
+        self._random = random.Random()
         self._on_reconnected = on_reconnected
         self._clients: dict[str, EngineClient] = {}  # by address
         self._others: dict[str, EngineClient] = {}  # with another model, by address
@@ -62,6 +68,7 @@ class EnginePool:
         connect: Connect,
         *,
         resume_timeout_s: float,
+        routing: Routing = "least_requests",
         on_resumed: Callable[[], object] = lambda: None,
         on_reconnected: Callable[[], object] = lambda: None,
     ) -> Self:
@@ -74,6 +81,7 @@ class EnginePool:
             addresses,
             connect,
             resume_timeout_s=resume_timeout_s,
+            routing=routing,
             on_resumed=on_resumed,
             on_reconnected=on_reconnected,
         )
@@ -133,21 +141,21 @@ class EnginePool:
         return found
 
     async def pick(
-        self, deadline: float | None, avoid: Collection[EngineClient] = ()
+        self, request: Request, deadline: float | None, avoid: Collection[EngineClient] = ()
     ) -> EngineClient:
-        """The engine with the fewest requests, of those that have workers if any has.
+        """The engine that is to have `request`, one that has workers if any has.
 
         Waits for one until `deadline`, None: doesn't wait.
 
         Raises UnavailableError: there is none, or only such as are to be avoided.
         """
         while True:
-            usable = [each for each in self._clients.values() if each.is_usable]
-            wanted = [each for each in usable if each not in avoid]
+            usable = {key: each for key, each in self._clients.items() if each.is_usable}
+            wanted = {key: each for key, each in usable.items() if each not in avoid}
             if wanted:
-                return min(
-                    wanted, key=lambda each: (each.why_not_ready is not None, each.num_requests)
-                )
+                ready = {key: each for key, each in wanted.items() if each.why_not_ready is None}
+                loads = {key: each.num_requests for key, each in (ready or wanted).items()}
+                return wanted[choose(self._routing, loads, request, self._random)]
             if usable:
                 raise UnavailableError("every engine that is there has failed the request")
             if deadline is None or self._ended.done():

@@ -21,7 +21,7 @@ class Pool(Protocol):
     on_resumed: Callable[[], object]
 
     async def pick(
-        self, deadline: float | None, avoid: Collection[EngineClient] = ()
+        self, request: Request, deadline: float | None, avoid: Collection[EngineClient] = ()
     ) -> EngineClient: ...
 
 
@@ -86,7 +86,7 @@ class Generation:
     async def _next(self) -> RequestOutput | None:
         """None where all of an output came before."""
         if self._session is None:
-            self._client = await self._pool.pick(None)
+            self._client = await self._pool.pick(self._request, None)
             self._session = self._client.generate(self._request)
         output = await anext(self._session)
         self._num_fruitless = 0
@@ -123,7 +123,7 @@ class Generation:
                 ) from error
         deadline = asyncio.get_running_loop().time() + self._pool.resume_timeout_s
         try:
-            self._client = await self._pool.pick(deadline, self._failed)
+            self._client = await self._pool.pick(self._request, deadline, self._failed)
         except UnavailableError as absence:
             raise UnavailableError(f"{error}; {absence}") from error
         if not session.was_refused:

@@ -91,6 +91,7 @@ async def run_frontend(
             engine_addresses,
             partial(EngineClient.connect, token=engine_token, credentials=credentials),
             resume_timeout_s=config.resume_timeout_s,
+            routing=config.routing,
             on_resumed=metrics.count_resumed,
             on_reconnected=metrics.count_reconnect,
         )
