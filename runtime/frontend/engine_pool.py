@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Self
 
 from runtime.errors import LockstepError, UnavailableError
+from runtime.frontend.engine_answers import gather_stats
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.generation import Generation
 from runtime.frontend.routing import choose
@@ -22,8 +23,6 @@ logger = logging.getLogger(__name__)
 
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
-# An engine that takes longer is shown as missing: who scrapes waits for 10 s as a rule.
-STATS_TIMEOUT_S = 2.0
 
 Connect = Callable[[str], Awaitable[EngineClient]]
 
@@ -127,15 +126,7 @@ class EnginePool:
 
     async def stats(self) -> dict[str, EngineStats]:
         """Of the engines that answer, by address. Raises UnavailableError: none does."""
-        clients = dict(self._clients)
-        answers = await asyncio.gather(*(_stats_of(*each) for each in clients.items()))
-        found = {
-            address: answer
-            for address, answer in zip(clients, answers, strict=True)
-            if answer is not None
-        }
-        if clients and not found:
-            raise UnavailableError(f"no engine has answered within {STATS_TIMEOUT_S:g} s")
+        found = await gather_stats(dict(self._clients))
         if not found:
             raise UnavailableError(self._describe_absence())
         return found
@@ -281,14 +272,3 @@ class EnginePool:
         if self._clients:
             return "the engine is draining and takes no more requests"
         return f"no engine can be reached at {', '.join(self.addresses)}"
-
-
-async def _stats_of(address: str, client: EngineClient) -> EngineStats | None:
-    try:
-        async with asyncio.timeout(STATS_TIMEOUT_S):
-            return await client.stats()
-    except UnavailableError:  # it has just gone
-        return None
-    except TimeoutError:
-        logger.warning("the engine at %s hasn't answered within %g s", address, STATS_TIMEOUT_S)
-        return None

@@ -14,7 +14,7 @@ import pytest
 
 from runtime.engine_service import EngineServer
 from runtime.errors import UnavailableError, WorkerError
-from runtime.frontend import engine_pool
+from runtime.frontend import engine_answers
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
 from runtime.request import (
@@ -219,7 +219,7 @@ def test_scores_of_a_prompt_come_once_whoever_gives_them(fakes: Fakes, num_score
 def test_one_that_hangs_does_not_hide_the_others(
     fakes: Fakes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_pool, "STATS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(engine_answers, "STATS_TIMEOUT_S", 0.3)
     released = threading.Event()
     num_asked = 0
 
