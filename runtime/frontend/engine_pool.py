@@ -36,7 +36,6 @@ class EnginePool:
 
     def __init__(
         self,
-        addresses: Sequence[str],
         connect: Connect,
         *,
         resume_timeout_s: float,
@@ -47,7 +46,7 @@ class EnginePool:
         self.model: ModelInfo  # of the engine that was there first
         self.resume_timeout_s = resume_timeout_s
         self.on_resumed = on_resumed
-        self.addresses = addresses
+        self.addresses: Sequence[str] = ()
         self._connect = connect
         self._routing = routing
         self._random = random.Random()
@@ -58,7 +57,7 @@ class EnginePool:
         self._errors: dict[str, LockstepError] = {}  # by address that was never reached
         self._changed = asyncio.Event()  # set, and made anew, whenever an engine comes or goes
         self._ended: asyncio.Future[UnavailableError] = asyncio.get_running_loop().create_future()
-        self._keepers: list[asyncio.Task[None]] = []
+        self._keepers: dict[str, asyncio.Task[None]] = {}  # by address
 
     @classmethod
     async def connect(
@@ -77,17 +76,13 @@ class EnginePool:
         Raises UnavailableError: none can be reached.
         """
         pool = cls(
-            addresses,
             connect,
             resume_timeout_s=resume_timeout_s,
             routing=routing,
             on_resumed=on_resumed,
             on_reconnected=on_reconnected,
         )
-        for address in addresses:
-            keeper = asyncio.create_task(pool._keep(address), name=f"engine {address}")
-            keeper.add_done_callback(pool._end_with)
-            pool._keepers.append(keeper)
+        pool.follow(addresses)
         try:
             while not pool._clients:
                 if pool._ended.done():
@@ -98,14 +93,26 @@ class EnginePool:
             raise
         return pool
 
+    def follow(self, addresses: Sequence[str]) -> None:
+        """Has the engines at these addresses from now on.
+
+        Others get no more requests; what they run they may finish.
+        """
+        self.addresses = tuple(addresses)
+        for address in addresses:
+            if address not in self._keepers:
+                keeper = asyncio.create_task(self._keep(address), name=f"engine {address}")
+                keeper.add_done_callback(self._end_with)
+                self._keepers[address] = keeper
+        self._tell()
+
     def why_refused(self) -> str | None:
         """Why no request can be taken now."""
-        is_there = any(each.is_usable for each in self._clients.values())
-        return None if is_there else self._describe_absence()
+        return None if self._usable() else self._describe_absence()
 
     def why_not_ready(self) -> str | None:
         """Why a request couldn't run now, though it may be taken, and wait."""
-        reasons = [each.why_not_ready for each in self._clients.values() if each.is_usable]
+        reasons = [each.why_not_ready for each in self._usable().values()]
         return self.why_refused() or (None if None in reasons else "; ".join(map(str, reasons)))
 
     async def wait_changed(self) -> None:
@@ -141,7 +148,7 @@ class EnginePool:
         Raises UnavailableError: there is none, or only such as are to be avoided.
         """
         while True:
-            usable = {key: each for key, each in self._clients.items() if each.is_usable}
+            usable = self._usable()
             wanted = {key: each for key, each in usable.items() if each not in avoid}
             if wanted:
                 ready = {key: each for key, each in wanted.items() if each.why_not_ready is None}
@@ -166,19 +173,27 @@ class EnginePool:
     async def close(self, reason: str = "the frontend is stopping") -> None:
         """Fails what runs with `reason` and leaves the engines. May be called twice."""
         self._end(UnavailableError(reason))
-        for task in self._keepers:
+        for task in self._keepers.values():
             task.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        await asyncio.gather(*self._keepers.values(), return_exceptions=True)
         clients = [*self._clients.values(), *self._others.values()]
         self._clients.clear()
         self._others.clear()
         for client in clients:
             await client.close(reason)
 
+    def _usable(self) -> dict[str, EngineClient]:
+        """Those that take requests, by address."""
+        return {
+            address: client
+            for address, client in self._clients.items()
+            if client.is_usable and address in self.addresses
+        }
+
     async def _keep(self, address: str) -> None:
-        """Connects to one address again and again."""
+        """Connects to one address again and again, while it is one of the pool's."""
         backoff_s = MIN_BACKOFF_S
-        while True:
+        while address in self.addresses:
             try:
                 client = await self._connect(address)
             except LockstepError as error:
@@ -191,12 +206,14 @@ class EnginePool:
                 await client.close()
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+        self._errors.pop(address, None)
+        del self._keepers[address]
 
     def _note_error(self, address: str, error: LockstepError) -> None:
         logger.info("%s", error)
         if address not in self._known:
             self._errors[address] = error
-        if len(self._errors) == len(self.addresses):
+        if not self._known and self._errors.keys() >= {*self.addresses}:
             self._end(UnavailableError("; ".join(map(str, self._errors.values()))))
 
     def _take(self, address: str, client: EngineClient) -> None:
@@ -234,7 +251,7 @@ class EnginePool:
     def _refuse(self, address: str, client: EngineClient, reason: str) -> None:
         self._others[address] = client
         logger.error("the engine at %s %s: it gets no requests", address, reason)
-        if len(self._others) == len(self.addresses):
+        if self._others.keys() >= {*self.addresses}:
             self._end(
                 UnavailableError(
                     "all engines have another model or max_model_len now: start the frontend again"
@@ -250,8 +267,8 @@ class EnginePool:
         self._tell()
 
     def _end_with(self, keeper: asyncio.Task[None]) -> None:
-        """A keeper has ended, which it does where it is cancelled, or by a bug of ours."""
-        if keeper.cancelled():
+        """A keeper has ended, and not for want of its address: that is a bug of ours."""
+        if keeper.cancelled() or keeper.exception() is None:
             return
         error = keeper.exception()
         logger.error("%s can't be kept", keeper.get_name(), exc_info=error)
@@ -271,4 +288,4 @@ class EnginePool:
             return str(self._ended.result())
         if self._clients:
             return "the engine is draining and takes no more requests"
-        return f"no engine can be reached at {', '.join(self.addresses)}"
+        return f"no engine can be reached at {', '.join(self.addresses) or 'any address'}"

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -20,22 +19,18 @@ from runtime.frontend.engine_pool import EnginePool
 from runtime.request import (
     EngineStats,
     FinishReason,
-    Request,
     RequestFailure,
     RequestOutput,
     ResumedChoice,
     TokenLogprobs,
 )
 from tests.engine_stats import make_stats
+from tests.fake_engines import Fakes, make_request
 from tests.frontend import (
     TIMEOUT_S,
     Client,
-    FakeConnection,
-    FakeEngine,
     RunningFrontend,
-    make_model,
 )
-from tests.params import complete_params
 from tests.served import UnhurriedOracle, make_engine, write_characters
 
 pytestmark = pytest.mark.wire
@@ -44,54 +39,11 @@ TOKEN = "engine-token"
 LOST = UnavailableError("the ranks are gone")
 
 
-class Fakes:
-    """Engines that do what the test says, and the requests that any of them gets."""
-
-    def __init__(self, *models: dict[str, Any]) -> None:
-        self.added: SimpleQueue[tuple[FakeConnection, Request]] = SimpleQueue()
-        self.engines = [FakeEngine(make_model(**each)) for each in models]
-        self._servers = [EngineServer(each, TOKEN) for each in self.engines]
-        for engine, server in zip(self.engines, self._servers, strict=True):
-            engine.added = self.added
-            server.start()
-        self.addresses = [f"127.0.0.1:{server.port}" for server in self._servers]
-        self.clients: list[EngineClient] = []
-
-    def stop(self) -> None:
-        for server in self._servers:
-            server.stop(grace_s=0)
-
-    async def next(self) -> tuple[FakeConnection, Request]:
-        return await asyncio.to_thread(self.added.get, timeout=TIMEOUT_S)
-
-    async def connect(self, address: str) -> EngineClient:
-        client = await EngineClient.connect(address, TOKEN)
-        self.clients.append(client)
-        return client
-
-    @asynccontextmanager
-    async def pool(self) -> AsyncIterator[EnginePool]:
-        """With all of them connected."""
-        pool = await EnginePool.connect(self.addresses, self.connect, resume_timeout_s=TIMEOUT_S)
-        async with asyncio.timeout(TIMEOUT_S):
-            while len(pool._clients) + len(pool._others) < len(self.engines):
-                await asyncio.sleep(0)
-        try:
-            yield pool
-        finally:
-            await pool.close()
-
-
 @pytest.fixture
 def fakes() -> Iterator[Fakes]:
     fakes = Fakes({}, {})
     yield fakes
     fakes.stop()
-
-
-def make_request(**params: Any) -> Request:
-    sampling = complete_params(max_tokens=4, **params)
-    return Request(request_id=0, prompt_token_ids=[*range(10, 20)], params=sampling, seed=1)
 
 
 def test_one_that_has_lost_its_workers_gets_nothing_back(tmp_path: Path) -> None:
