@@ -12,13 +12,24 @@ from typing import Any
 
 import ray
 import ray.exceptions
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    placement_group,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import protos
 import workers
 from runtime.cluster.base import Death, OnDeath, WorkerAddress
-from runtime.cluster.ray_nodes import Wanted, describe_nodes, find_unreachable, other_than
+from runtime.cluster.ray_nodes import (
+    Wanted,
+    check_bundles,
+    describe_nodes,
+    find_unreachable,
+    other_than,
+)
 from runtime.errors import ConfigError, WorkerError
 from workers.actor import ActorAddress, WorkerActor
 
@@ -38,6 +49,9 @@ PATIENCE_S = 5.0
 class RayLauncher:
     """One actor a rank, in one placement group; `placement` is one of Ray's strategies.
 
+    Where the driver is an actor in a placement group itself, that is the one: the driver has its
+    first bundle and the ranks the others. One of its own would stay if the driver is killed.
+
     The process is connected to Ray. No code is shipped: every node needs `lockstep-serving`
     installed, in the same version.
     """
@@ -56,6 +70,7 @@ class RayLauncher:
         self._token = token
         self._cluster_certs = cluster_certs
         self._device = device
+        self._bundle = {"CPU": 1.0, "GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
         self._strategy = placement.upper()
         self._startup_timeout_s = startup_timeout_s
         self._lock = threading.Lock()
@@ -67,8 +82,13 @@ class RayLauncher:
         """As Launcher.launch; ranks in the order of nodes, the driver's first, then of devices."""
         deadline = time.monotonic() + self._startup_timeout_s
         _refuse_shadows()
-        group = self._place(count, deadline)
-        actors = [self._make_actor(group, index) for index in range(count)]
+        wanted = Wanted(self._bundle, count, self._strategy)
+        group, first = get_current_placement_group(), 1
+        if group is None:
+            group, first = self._place(wanted, deadline), 0
+        else:
+            check_bundles(group.bundle_specs, wanted)
+        actors = [self._make_actor(group, first + index) for index in range(count)]
         found = self._start(actors, deadline)
         here = ray.get_runtime_context().get_node_id()
         order = sorted(
@@ -95,9 +115,7 @@ class RayLauncher:
             self._closing.set()
         self._cleanup.close()
 
-    def _place(self, count: int, deadline: float) -> PlacementGroup:
-        bundle = {"CPU": 1.0, "GPU": 1.0} if self._device == "cuda" else {"CPU": 1.0}
-        wanted = Wanted(bundle, count, self._strategy)
+    def _place(self, wanted: Wanted, deadline: float) -> PlacementGroup:
         told = ""
         asked = self._cleanup.enter_context(ExitStack())
         group, avoided = None, frozenset[str]()

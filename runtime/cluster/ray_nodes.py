@@ -1,7 +1,7 @@
 """The nodes of the Ray cluster that this process is connected to."""
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -9,6 +9,8 @@ import ray
 
 # Ray tells it nowhere else without its dashboard.
 from ray._private.state import available_resources_per_node
+
+from runtime.errors import ConfigError
 
 CONNECT_S = 2.0
 MAX_CONNECTIONS = 64
@@ -36,6 +38,21 @@ class Wanted(NamedTuple):
     @property
     def sizes(self) -> Iterable[tuple[str, float]]:
         return self.bundle.items()
+
+
+def check_bundles(bundles: Sequence[Mapping[str, float]], wanted: Wanted) -> None:
+    """Of a placement group that a driver is in. Raises ConfigError: the ranks don't fit in it."""
+    fitting = [
+        each
+        for each in bundles[1 : wanted.num_ranks + 1]
+        if all(each.get(name, 0) >= size for name, size in wanted.sizes)
+    ]
+    if len(fitting) < wanted.num_ranks:
+        raise ConfigError(
+            f"this driver's placement group has the bundles {[*bundles]}: after the driver's own, "
+            f"it must have {wanted.num_ranks}, one for each of tp={wanted.num_ranks} ranks, with "
+            f"{wanted.bundle} each"
+        )
 
 
 def find_unreachable() -> frozenset[str]:
