@@ -6,18 +6,16 @@ import socket
 import ssl
 import sys
 
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 from uvicorn.config import Config
 
 from protos import tls
 from protos.auth import KeyRing
 from runtime.errors import ConfigError
-from runtime.frontend.body_space import BodySpace
 from runtime.frontend.http_connection import Connection, ConnectionLimits, Connections
+from runtime.frontend.http_gate import gated
 from runtime.frontend.http_ids import RequestIds
-from runtime.frontend.http_keys import KeyGate
-from runtime.frontend.http_limits import HeadLimit, WholeRequests
+from runtime.frontend.http_limits import HeadLimit
 from runtime.frontend.http_refusal import CountRejection, Refusals
 from runtime.frontend.public_socket import BACKLOG, listen
 from runtime.frontend_config import FrontendConfig
@@ -38,8 +36,7 @@ CUT_S = 5.0
 class HttpServer:
     """Serves an app with the limits and keys of a frontend, on the running event loop.
 
-    The app sees whole requests that have a key, or whose path is in `exempt` (see KeyGate). It is
-    cancelled where its client leaves before the end of the answer.
+    What the app sees, `http_gate.gated` tells.
     """
 
     def __init__(
@@ -68,15 +65,7 @@ class HttpServer:
             write_timeout_s=config.write_timeout_s,
         )
         self._refusals = refusals = Refusals(count_rejection)
-        whole = WholeRequests(
-            app,
-            BodySpace(config.max_buffered_bytes),
-            refusals,
-            max_body_bytes=config.max_body_bytes,
-            read_timeout_s=config.read_timeout_s,
-        )
-        # Strangers are refused before their body is read.
-        gate = _shared(KeyGate(whole, keys, exempt, refusals), config.cors_origin)
+        gate = gated(app, config, keys, refusals, exempt=exempt)
         limited = HeadLimit(
             gate, refusals, max_header_bytes=config.max_header_bytes, grpc_port=grpc_port
         )
@@ -127,19 +116,6 @@ def _prepare(bound: socket.socket, write_timeout_s: float) -> None:
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
         timeout_ms = round(write_timeout_s * 1000)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
-
-
-def _shared(app: ASGIApp, origins: tuple[str, ...]) -> ASGIApp:
-    """The app for pages of `origins` too; what browsers ask before they send a key has none."""
-    if not origins:
-        return app
-    return CORSMiddleware(
-        app,
-        allow_origins=origins,
-        allow_methods=("GET", "POST"),
-        allow_headers=("*",),
-        expose_headers=("x-request-id", "retry-after"),
-    )
 
 
 def _uvicorn_config(app: ASGIApp, max_header_bytes: int) -> Config:

@@ -2,35 +2,24 @@
 
 import asyncio
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from protos.auth import KeyRing
 from runtime.credentials import cluster_channel_credentials
-from runtime.errors import UnavailableError
 from runtime.frontend.engine_client import EngineClient
 from runtime.frontend.engine_pool import EnginePool
 from runtime.frontend.grpc_port import private_folder
 from runtime.frontend.grpc_server import GrpcServer
-from runtime.frontend.grpc_service import InferenceService
 from runtime.frontend.http_refusal import Refusals
 from runtime.frontend.http_server import HttpServer
 from runtime.frontend.keys import make_key_ring
 from runtime.frontend.metrics import FrontendMetrics
-from runtime.frontend.observer import Observer
 from runtime.frontend.open_files import allow_connections
-from runtime.frontend.openai.app import OPEN_PATHS, make_app
-from runtime.frontend.openai.routes import Operations
-from runtime.frontend.openai.service import OpenAIService
-from runtime.frontend.pages import pages
 from runtime.frontend.public_socket import bind
-from runtime.frontend.request_slots import RequestSlots
-from runtime.frontend.resume_proof import ResumeProofs
-from runtime.frontend.texts import Texts, open_texts
+from runtime.frontend.services import open_services
 from runtime.frontend.tracing import open_tracing
 from runtime.frontend_config import FrontendConfig
 
@@ -97,129 +86,54 @@ async def run_frontend(
         )
         stack.push_async_callback(pool.close)
         stack.push_async_callback(server.set_not_serving)
-        proofs = ResumeProofs(engine_token)
-        texts = await stack.enter_async_context(open_texts(config, pool, proofs))
-        observer = Observer(metrics, tracing, model=pool.model.name)
-        frontend = _Frontend(config, pool, texts, observer, draining)
-        http = frontend.http_server(http_bound, keys, grpc_port=server.port)
+        services = await stack.enter_async_context(
+            open_services(
+                config, pool, engine_token, metrics=metrics, tracing=tracing, draining=draining
+            )
+        )
+        app, exempt = services.http_app()
+        http = HttpServer(
+            app,
+            http_bound,
+            config,
+            keys,
+            exempt=exempt,
+            grpc_port=server.port,
+            count_rejection=services.count_rejection,
+        )
         # Before the ports are closed: its clients hear that the engine is gone.
         stack.push_async_callback(http.stop, STOP_GRACE_S)
         stack.push_async_callback(pool.close)
         await http.start()
-        await server.start(frontend.grpc_service(keys))
+        await server.start(services.grpc_service(keys))
         on_ready(Ports(server.port, http.port))
-        await frontend.run(server)
+        await _serve(server, pool, draining)
         await server.set_not_serving()
-        await frontend.finish_requests()
+        await services.finish_requests()
         await http.stop(DRAINED_GRACE_S)
 
 
-class _Frontend:
-    """The services of one frontend, over what they share."""
+async def _serve(server: GrpcServer, pool: EnginePool, draining: asyncio.Event) -> None:
+    """Tells `server` whether requests can run, until it is to drain.
 
-    def __init__(
-        self,
-        config: FrontendConfig,
-        pool: EnginePool,
-        texts: Texts,
-        observer: Observer,
-        draining: asyncio.Event,
-    ) -> None:
-        self._config = config
-        self._pool = pool
-        self._texts = texts
-        self._observer = observer
-        self._draining = draining
-        self._slots = RequestSlots(config.max_requests_per_key, config.max_requests)
+    Raises UnavailableError: there will be no engine.
+    """
+    health = asyncio.create_task(_tell_health(server, pool), name="health")
+    drain = asyncio.create_task(draining.wait(), name="drain")
+    end = asyncio.create_task(pool.wait_ended(), name="end of engines")
+    try:
+        await asyncio.wait([drain, end], return_when=asyncio.FIRST_COMPLETED)
+        if end.done():
+            failure = end.result()
+            logger.error("the frontend stops: %s", failure)
+            raise failure
+    finally:
+        drain.cancel()
+        end.cancel()
+        health.cancel()
 
-    def grpc_service(self, keys: KeyRing) -> InferenceService:
-        return InferenceService(
-            self._texts.generator,
-            self._pool,
-            keys,
-            self._observer,
-            self._slots,
-            why_refused=self.why_refused,
-            write_timeout_s=self._config.write_timeout_s,
-        )
 
-    def http_server(self, bound: socket.socket, keys: KeyRing, *, grpc_port: int) -> HttpServer:
-        service = OpenAIService(
-            self._texts.generator,
-            self._observer,
-            self._texts.parsers,
-            why_refused=self.why_refused,
-            take_slot=self._slots.take,
-        )
-        files = pages()
-        app = make_app(
-            service,
-            Operations(
-                metrics=self._scrape, stats=self._pool.stats, why_not_ready=self.why_not_ready
-            ),
-            pages=files,
-            write_timeout_s=self._config.write_timeout_s,
-        )
-        exempt = (*OPEN_PATHS, *files)
-        return HttpServer(
-            app,
-            bound,
-            self._config,
-            keys,
-            exempt=exempt,
-            grpc_port=grpc_port,
-            count_rejection=self._observer.metrics.count_rejection,
-        )
-
-    def why_refused(self) -> str | None:
-        """Why no request is taken now."""
-        if self._draining.is_set():
-            return "the server is draining and takes no more requests"
-        return self._pool.why_refused()
-
-    def why_not_ready(self) -> str | None:
-        """Why a request wouldn't be taken, or would wait for its engine's workers."""
-        return self.why_refused() or self._pool.why_not_ready()
-
-    async def run(self, server: GrpcServer) -> None:
-        """Tells `server` whether requests can run, until it is to drain.
-
-        Raises UnavailableError: there will be no engine.
-        """
-        health = asyncio.create_task(self._tell_health(server), name="health")
-        drain = asyncio.create_task(self._draining.wait(), name="drain")
-        end = asyncio.create_task(self._pool.wait_ended(), name="end of engines")
-        try:
-            await asyncio.wait([drain, end], return_when=asyncio.FIRST_COMPLETED)
-            if end.done():
-                failure = end.result()
-                logger.error("the frontend stops: %s", failure)
-                raise failure
-        finally:
-            drain.cancel()
-            end.cancel()
-            health.cancel()
-
-    async def _tell_health(self, server: GrpcServer) -> None:
-        while True:
-            await server.set_serving(self._pool.why_not_ready() is None)
-            await self._pool.wait_changed()
-
-    async def finish_requests(self) -> None:
-        """Waits for those that run, for drain_timeout_s at most."""
-        try:
-            async with asyncio.timeout(self._config.drain_timeout_s):
-                await self._slots.wait_none_taken()
-        except TimeoutError:
-            logger.warning(
-                "%d requests haven't finished within drain_timeout_s=%g and are cut",
-                self._slots.num_taken,
-                self._config.drain_timeout_s,
-            )
-
-    async def _scrape(self) -> tuple[bytes, str]:
-        try:
-            stats = await self._pool.stats()
-        except UnavailableError:  # the frontend's own numbers are there all the same
-            stats = {}
-        return self._observer.metrics.render(stats, self._pool.model, self._pool.addresses)
+async def _tell_health(server: GrpcServer, pool: EnginePool) -> None:
+    while True:
+        await server.set_serving(pool.why_not_ready() is None)
+        await pool.wait_changed()
