@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import tomllib
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from types import UnionType
@@ -115,24 +115,48 @@ def read_toml(ctx: click.Context, param: click.Parameter, path: Path | None) -> 
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"config file {path}: {error}") from error
-    known = {each.name for each in ctx.command.params if each.name} - {param.name}
-    if unknown := sorted(values.keys() - known):
-        meant = get_close_matches(unknown[0], sorted(known), n=1)
+    options = [each for each in ctx.command.params if each is not param]
+    check_values(options, values, f"config file {path}")
+    ctx.default_map = values
+
+
+def read_options(
+    values: Mapping[str, Any], *configs: type, source: str, leave_out: Collection[str] = ()
+) -> dict[str, Any]:
+    """What a mapping sets of the options of config dataclasses; variables and defaults the rest.
+
+    Raises ConfigError, which names `source`: a key is no option, or a value is of another kind.
+    """
+    command = click.Command("options")
+    for config in configs:
+        # An option that several have is theirs together.
+        seen = {each.name for each in command.params if each.name}
+        options_of(config, {*leave_out, *seen})(command)
+    check_values(command.params, values, source)
+    try:
+        return command.make_context("options", [], default_map={**values}).params
+    except click.UsageError as error:
+        raise ConfigError(f"{source}: {error.format_message()}") from error
+
+
+def check_values(
+    options: Iterable[click.Parameter], values: Mapping[str, Any], source: str
+) -> None:
+    """Raises ConfigError, which names `source`: a key is no option, a value of another kind."""
+    by_name = {each.name: each for each in options if each.name}
+    if unknown := sorted(values.keys() - by_name.keys()):
+        meant = get_close_matches(unknown[0], sorted(by_name), n=1)
         suggestion = f", do you mean {meant[0]!r}?" if meant else ""
         raise ConfigError(
-            f"config file {path}: unknown key {unknown[0]!r}{suggestion}; "
-            "keys are the options with _ for -"
+            f"{source}: unknown key {unknown[0]!r}{suggestion}; keys are the options with _ for -"
         )
-    for each in ctx.command.params:
-        if each.name not in values:
-            continue
-        value = values[each.name]
-        is_list = isinstance(each, click.Option) and each.multiple
+    for name, value in values.items():
+        option = by_name[name]
+        is_list = isinstance(option, click.Option) and option.multiple
         if is_list and not isinstance(value, list):
-            raise ConfigError(f"config file {path}: {each.name}={value!r} must be a list")
-        if not all(fits(each.type, one) for one in (value if is_list else [value])):
-            raise ConfigError(f"config file {path}: {each.name}={value!r} must be {each.type.name}")
-    ctx.default_map = values
+            raise ConfigError(f"{source}: {name}={value!r} must be a list")
+        if not all(fits(option.type, one) for one in (value if is_list else [value])):
+            raise ConfigError(f"{source}: {name}={value!r} must be {option.type.name}")
 
 
 def fits(kind: click.ParamType[Any], value: object) -> bool:
