@@ -2,14 +2,15 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing, asynccontextmanager
+from typing import NoReturn, Protocol
 
 import grpc
 import grpc.aio
 
 from protos import inference_pb2, inference_pb2_grpc
-from protos.auth import KeyRing
+from protos.auth import KeyRing, Metadata
 from runtime.engine_codec import (
     decode_params,
     encode_defaults,
@@ -50,6 +51,20 @@ STATUS = {
 }
 
 
+class CallContext(Protocol):
+    """What the service needs of grpc.aio.ServicerContext."""
+
+    def invocation_metadata(self) -> Iterable[tuple[str, str | bytes]] | None: ...
+
+    def time_remaining(self) -> float | None: ...
+
+    async def write(self, message: inference_pb2.GenerateResponse) -> None: ...
+
+    async def abort(
+        self, code: grpc.StatusCode, details: str, trailing_metadata: Metadata
+    ) -> NoReturn: ...
+
+
 def status_of(error: LockstepError) -> grpc.StatusCode:
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
@@ -85,9 +100,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     # Written to the context, not yielded: a client that leaves while a message is being sent is
     # then an exception here, which ends the request at once.
-    async def Generate(
-        self, request: inference_pb2.GenerateRequest, context: grpc.aio.ServicerContext
-    ) -> None:
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: CallContext) -> None:
         async with _reporting(context):
             tenant = self._tenant_of(context)
             headers = {
@@ -110,7 +123,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self,
         request_id: str,
         stream: TextStream,
-        context: grpc.aio.ServicerContext,
+        context: CallContext,
         seen: SeenRequest,
     ) -> None:
         prompts, model = self._generator.prompts, self._generator.model
@@ -121,9 +134,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             await self._write(context, answer.message(delta))
             seen.delivered(len(delta.token_ids))
 
-    async def _write(
-        self, context: grpc.aio.ServicerContext, message: inference_pb2.GenerateResponse
-    ) -> None:
+    async def _write(self, context: CallContext, message: inference_pb2.GenerateResponse) -> None:
         try:
             async with asyncio.timeout(self._write_timeout_s):
                 await context.write(message)
@@ -135,7 +146,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _start(
         self,
         request: inference_pb2.GenerateRequest,
-        context: grpc.aio.ServicerContext,
+        context: CallContext,
         tenant: str,
     ) -> TextStream:
         refuse_unknown_fields("the request", request)
@@ -172,7 +183,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 raise InvalidRequestError("prompt is missing: set text, token_ids or chat")
 
     async def Tokenize(
-        self, request: inference_pb2.TokenizeRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.TokenizeRequest, context: CallContext
     ) -> inference_pb2.TokenizeResponse:
         async with _reporting(context):
             return inference_pb2.TokenizeResponse(
@@ -180,13 +191,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
 
     async def Detokenize(
-        self, request: inference_pb2.DetokenizeRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.DetokenizeRequest, context: CallContext
     ) -> inference_pb2.DetokenizeResponse:
         async with _reporting(context):
             return inference_pb2.DetokenizeResponse(text=await self._decode(request.token_ids))
 
     async def GetModel(
-        self, request: inference_pb2.GetModelRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.GetModelRequest, context: CallContext
     ) -> inference_pb2.GetModelResponse:
         model = self._generator.model
         return inference_pb2.GetModelResponse(
@@ -201,7 +212,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
     async def GetStats(
-        self, request: inference_pb2.GetStatsRequest, context: grpc.aio.ServicerContext
+        self, request: inference_pb2.GetStatsRequest, context: CallContext
     ) -> inference_pb2.GetStatsResponse:
         async with _reporting(context):
             stats = await self._engines.stats()
@@ -212,9 +223,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 ]
             )
 
-    def _tenant_of(self, context: grpc.aio.ServicerContext) -> str:
+    def _tenant_of(self, context: CallContext) -> str:
         """By the key alone: what else a client says of itself isn't believed."""
-        tenant = self._keys.name_of(context.invocation_metadata())
+        tenant = self._keys.name_of(context.invocation_metadata() or ())
         assert tenant is not None, "a call without a key has passed the interceptor"
         return tenant
 
@@ -235,14 +246,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 @asynccontextmanager
-async def _reporting(context: grpc.aio.ServicerContext) -> AsyncIterator[None]:
+async def _reporting(context: CallContext) -> AsyncIterator[None]:
     try:
         yield
     except LockstepError as error:
         await context.abort(status_of(error), str(error), _hints(error))
 
 
-def _hints(error: LockstepError) -> tuple[tuple[str, str], ...]:
+def _hints(error: LockstepError) -> Metadata:
     """Trailing metadata."""
     if isinstance(error, CapacityError):
         return ((RETRY_HEADER, str(math.ceil(error.retry_after_s * 1000))),)
