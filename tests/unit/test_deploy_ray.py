@@ -13,7 +13,9 @@ import ray.scripts.scripts
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from protos import inference_pb2_grpc
 from runtime.config import EngineConfig
+from runtime.errors import ConfigError
 from runtime.frontend_config import FrontendConfig
 from tests.deploy_files import (
     DEPLOY,
@@ -186,7 +188,7 @@ def test_the_driver_and_ray_see_each_other() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray Serve's own, when imported
-def test_ray_serve_takes_its_configuration() -> None:
+def test_ray_serve_takes_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     resource = by_kind(DEPLOY / "kuberay" / "rayservice.yaml")["RayService"]
@@ -196,8 +198,51 @@ def test_ray_serve_takes_its_configuration() -> None:
     # It drops what it doesn't know.
     for part, known in ((given, serve), (given["applications"][0], application)):
         assert part.keys() <= type(known).model_fields.keys()
-    engine = EngineConfig(**application.args)
+    monkeypatch.syspath_prepend(DEPLOY)
+    monkeypatch.setenv("LOCKSTEP_API_KEY", "a-key")
+    import serve_app
+
+    assert application.import_path == "serve_app:build"
+    built = serve_app.build(application.args)._bound_deployment
+    engines = built.init_args[0]._bound_deployment
+    scaling = engines._deployment_config.autoscaling_config
     (_, replica) = pods_of(DEPLOY / "kuberay" / "rayservice.yaml")
-    limits = replica["containers"][0]["resources"]["limits"]
-    assert engine.tp == int(limits["nvidia.com/gpu"])
-    assert serve.http_options.port == replica["containers"][0]["ports"][0]["containerPort"]
+    container = replica["containers"][0]
+    (_, *ranks) = engines._replica_config.placement_group_bundles
+    assert len(ranks) == int(container["resources"]["limits"]["nvidia.com/gpu"])
+    assert {each["GPU"] for each in ranks} == {1.0}
+    (_, group) = groups_of(DEPLOY / "kuberay" / "rayservice.yaml")
+    assert (scaling.min_replicas, scaling.max_replicas) == (
+        group["minReplicas"],
+        group["maxReplicas"],
+    )
+    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    assert ports == {"serve": serve.http_options.port, "grpc": serve.grpc_options.port}
+    (adder,) = serve.grpc_options.grpc_servicer_functions
+    module, _, name = adder.rpartition(".")
+    assert module == inference_pb2_grpc.__name__
+    assert hasattr(inference_pb2_grpc, name)
+    # Kubernetes kills no sooner than Ray Serve.
+    longest_s = engines._deployment_config.graceful_shutdown_timeout_s
+    assert LONGEST_END_S <= longest_s < replica["terminationGracePeriodSeconds"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("args", "key", "message"),
+    [
+        ({"launcher": "local"}, "a-key", "args: unknown key 'launcher'"),
+        ({"tp": "4"}, "a-key", "args: tp='4' must be integer"),
+        ({"max_replicas": 0}, "a-key", "max_replicas=0 must be in"),
+        ({}, "", "api_key and api_keys are unset: set LOCKSTEP_API_KEY"),
+    ],
+)
+def test_the_application_refuses_arguments(
+    args: dict[str, Any], key: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(DEPLOY)
+    monkeypatch.setenv("LOCKSTEP_API_KEY", key)
+    import serve_app
+
+    with pytest.raises(ConfigError, match=message):
+        serve_app.build(args)

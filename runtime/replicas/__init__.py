@@ -1,0 +1,1 @@
+"""Engines that come and go behind frontends, by whoever starts them."""
