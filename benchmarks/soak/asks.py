@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 Way = Literal["grpc", "http", "chat"]
 
+# Few, as in a language: the tokenizer remembers those that it has seen, up to 10,000.
+WORDS = tuple("".join(Random(n).choices(ascii_lowercase, k=2 + n % 8)) for n in range(200))
 # Prompts begin alike, as those of one application do.
-BEGINNINGS = tuple("".join(Random(n).choices(ascii_lowercase, k=12 * n)) for n in range(8))
-MAX_TAIL = 60
+BEGINNINGS = tuple(" ".join(Random(n).choices(WORDS, k=2 * n)) for n in range(8))
+MAX_TAIL = 10  # words
 MAX_TOKENS = (1, 8, 40, 120, 240)
 PRIORITIES = (0, 0, 0, 0, 1, -1)
 REGEX = "[a-z]{2,12}-[0-9]{1,4}"
@@ -94,11 +96,11 @@ KINDS: Mapping[str, Callable[[Random], Params]] = {
 
 def draw_ask(draw: Random, kind: str | None = None) -> Ask:
     kind = kind or draw.choice(tuple(KINDS))
-    tail = "".join(draw.choices(ascii_lowercase + " ", k=draw.randrange(1, MAX_TAIL)))
+    tail = " ".join(draw.choices(WORDS, k=draw.randrange(1, MAX_TAIL + 1)))
     params = {"max_tokens": draw.choice(MAX_TOKENS), "seed": draw.getrandbits(63)}
     return Ask(
         kind=kind,
-        prompt=draw.choice(BEGINNINGS) + tail,
+        prompt=f"{draw.choice(BEGINNINGS)} {tail}",
         params=params | KINDS[kind](draw),
         priority=draw.choice(PRIORITIES),
     )
