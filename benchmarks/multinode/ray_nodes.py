@@ -61,8 +61,13 @@ class RayNodes:
             self._cleanup = stack.pop_all()
 
     def kill_raylet(self, host: int) -> None:
-        """Kills what makes a host a node of Ray, and with it all that Ray runs there."""
-        self._nodes[host].raylet().kill()
+        """Kills what makes a host a node of Ray, and with it all that Ray runs there.
+
+        One that is gone already stays so.
+        """
+        for process in self.processes(host):
+            if process.name() == "raylet":
+                process.kill()
         self._nodes[host].wait_until_gone()
 
     def restart(self, host: int) -> None:
@@ -157,9 +162,6 @@ class _Node:
             return []
         children: list[psutil.Process] = psutil.Process(self._process.pid).children(recursive=True)
         return children
-
-    def raylet(self) -> psutil.Process:
-        return next(each for each in self.processes() if each.name() == "raylet")
 
     def wait_until_gone(self) -> None:
         assert self._process is not None
