@@ -96,7 +96,7 @@ class EnginePool:
     def follow(self, addresses: Sequence[str]) -> None:
         """Has the engines at these addresses from now on.
 
-        Others get no more requests; what they run they may finish.
+        Others get no more requests while there is one of these; what they run they may finish.
         """
         self.addresses = tuple(addresses)
         for address in addresses:
@@ -184,11 +184,9 @@ class EnginePool:
 
     def _usable(self) -> dict[str, EngineClient]:
         """Those that take requests, by address."""
-        return {
-            address: client
-            for address, client in self._clients.items()
-            if client.is_usable and address in self.addresses
-        }
+        usable = {key: each for key, each in self._clients.items() if each.is_usable}
+        # Of the others, who is to go may be here still before who is to come.
+        return {key: each for key, each in usable.items() if key in self.addresses} or usable
 
     async def _keep(self, address: str) -> None:
         """Connects to one address again and again, while it is one of the pool's."""

@@ -16,7 +16,9 @@ from runtime.replicas.scaling import load_of
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
-# What follows a drain: streams and workers end.
+# Frontends ask once a second.
+LEAVE_S = 3.0
+# Beside the drain: that, and then streams and workers end.
 STOP_S = 15.0
 
 
@@ -55,9 +57,12 @@ class EngineReplica:
         """Lets requests finish for so long, and ends everything. May be called twice.
 
         Those that haven't finished go on at another replica: their frontend has what they need.
+        New ones are taken for LEAVE_S, by when frontends know of it and of who is there instead.
         """
         ended = self.why_ended()
         self._is_closing.set()
+        if ended is None:
+            ended = self._engine.wait(LEAVE_S)
         self._engine.drain()
         if ended is None and not self._engine.wait_idle(drain_timeout_s):
             logger.warning("requests haven't finished within %g s and move", drain_timeout_s)
