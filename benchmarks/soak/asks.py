@@ -16,6 +16,7 @@ WORDS = tuple("".join(Random(n).choices(ascii_lowercase, k=2 + n % 8)) for n in 
 BEGINNINGS = tuple(" ".join(Random(n).choices(WORDS, k=2 * n)) for n in range(8))
 MAX_TAIL = 10  # words
 MAX_TOKENS = (1, 8, 40, 120, 240)
+MAX_MODEL_LEN = 512  # has room for the longest prompt, the frame of a chat, and output
 PRIORITIES = (0, 0, 0, 0, 1, -1)
 REGEX = "[a-z]{2,12}-[0-9]{1,4}"
 LISTED = ("first", "second", "second and last", "none of them")

@@ -20,7 +20,6 @@ from protos.auth import bearer
 
 ROUND_S = 20.0
 LOOK_S = 1.0
-MAX_MODEL_LEN = 400  # the longest prompt and output, and some
 # Small enough that sequences take each other's blocks all the time.
 KV_BYTES = 448 << 10
 OPTIONS = (
@@ -28,7 +27,6 @@ OPTIONS = (
     "--threads-per-rank=1",
     "--frontends=2",
     f"--kv-memory={KV_BYTES}",
-    f"--max-model-len={MAX_MODEL_LEN}",
     "--max-num-batched-tokens=96",
     "--max-num-seqs=32",
     "--max-num-scored-tokens=32",

@@ -7,9 +7,10 @@ import torch
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
+from benchmarks.soak.asks import MAX_MODEL_LEN
+
 END = "</s>"
 NUM_BYTES = 256
-MAX_MODEL_LEN = 512
 # Wide enough that no two tokens of a step are nearly as probable.
 SPREAD = 0.25
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"

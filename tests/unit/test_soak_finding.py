@@ -4,7 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.soak.asks import KINDS, Ask, find_fault, make_probes
+from benchmarks.soak.asks import (
+    BEGINNINGS,
+    KINDS,
+    MAX_MODEL_LEN,
+    MAX_TAIL,
+    MAX_TOKENS,
+    WORDS,
+    Ask,
+    find_fault,
+    make_probes,
+)
 from benchmarks.soak.client import Answer
 from benchmarks.soak.finding import Finding, Growth
 from benchmarks.soak.traffic import MAX_KEPT_FAULTS, Log
@@ -82,6 +92,11 @@ def test_growth_leaves_the_first_quarter_out() -> None:
 def test_probes_are_the_same_every_time_and_of_each_kind() -> None:
     assert make_probes(26) == make_probes(26)
     assert {probe.kind for probe in make_probes(26)} == set(KINDS)
+
+
+def test_no_request_is_too_long() -> None:
+    longest = max(map(len, BEGINNINGS)) + MAX_TAIL * (1 + max(map(len, WORDS)))
+    assert len("user: \n") + longest + max(MAX_TOKENS) <= MAX_MODEL_LEN
 
 
 @pytest.mark.parametrize(
