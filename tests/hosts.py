@@ -13,10 +13,10 @@ from tests.cluster.stack import Server
 
 
 @contextmanager
-def network(num_hosts: int, *, is_split: bool = False) -> Iterator[Network]:
+def network(num_hosts: int, *, is_split: bool = False, delay_s: float = 0.0) -> Iterator[Network]:
     """As Network; skips where namespaces aren't allowed."""
     try:
-        made = Network(num_hosts, is_split=is_split)
+        made = Network(num_hosts, is_split=is_split, delay_s=delay_s)
     except ConfigError as error:
         pytest.skip(str(error))
     with made:

@@ -5,11 +5,13 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import ExitStack
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.multinode import delay_line
 from runtime.errors import ConfigError
 
 # RFC 2544 keeps them for tests of networks: no other network has them.
@@ -31,10 +33,10 @@ class Network:
     A host is a namespace without a name, which is there, and its links with it, as long as a
     process is in it: those that hold them end with this one, however it ends.
     With `is_split` each host has a second network, to which its default route leads, and on which
-    it reaches none of the others.
+    it reaches none of the others. `delay_s` is added to the round trip between two hosts.
     """
 
-    def __init__(self, num_hosts: int, *, is_split: bool = False) -> None:
+    def __init__(self, num_hosts: int, *, is_split: bool = False, delay_s: float = 0.0) -> None:
         """Raises ConfigError: it can't be made here; the message says what can be done."""
         if not 1 <= num_hosts <= MAX_HOSTS:
             raise ConfigError(f"num_hosts={num_hosts} must be in [1, {MAX_HOSTS}]")
@@ -42,9 +44,11 @@ class Network:
         with ExitStack() as stack:
             self._switch = stack.enter_context(_Namespace())
             self._hosts = [stack.enter_context(_Namespace()) for _ in range(num_hosts)]
-            self._join(_free_network())
+            self._join(_free_network(), is_delayed=delay_s > 0)
             if is_split:
                 self._split()
+            if delay_s > 0:
+                stack.enter_context(self._delay(delay_s))
             self._cleanup = stack.pop_all()
 
     def command(self, host: int, words: Sequence[str]) -> list[str]:
@@ -80,7 +84,7 @@ class Network:
     ) -> None:
         self.close()
 
-    def _join(self, network: ipaddress.IPv4Network) -> None:
+    def _join(self, network: ipaddress.IPv4Network, *, is_delayed: bool) -> None:
         switch = self._switch
         self.addresses = [str(network[1 + number]) for number in range(len(self._hosts))]
         ours = f"ls{switch.pid}"
@@ -93,13 +97,42 @@ class Network:
         )
         switch.ip("link set outside master bridge up")
         for number, host in enumerate(self._hosts):
+            cable = f"cable{number}" if is_delayed else f"host{number}"
             host.ip(
                 "link set lo up",
-                f"link add eth0 type veth peer name host{number} netns {switch.pid}",
+                f"link add eth0 type veth peer name {cable} netns {switch.pid}",
                 f"addr add {self.addresses[number]}/{network.prefixlen} dev eth0",
                 "link set eth0 up",
             )
+            if is_delayed:
+                switch.ip(
+                    f"link set {cable} up",
+                    f"link add host{number} type veth peer name line{number}",
+                    f"link set line{number} up",
+                )
             switch.ip(f"link set host{number} master bridge up")
+
+    @contextmanager
+    def _delay(self, delay_s: float) -> Iterator[None]:
+        """Copies between cables and lines; a round trip of two hosts passes four times."""
+        pairs = [f"cable{number}:line{number}" for number in range(len(self._hosts))]
+        command = [sys.executable, "-P", delay_line.__file__, f"{delay_s / 4}", *pairs]
+        line = subprocess.Popen(
+            self._switch.command(command),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert line.stdin is not None
+        assert line.stdout is not None
+        with line.stdin, line.stdout:
+            try:
+                if not line.stdout.readline():
+                    raise ConfigError(f"frames can't be delayed here: {ADVICE}")
+                yield
+            finally:
+                line.stdin.close()
+                line.wait(END_TIMEOUT_S)
 
     def _split(self) -> None:
         for number, host in enumerate(self._hosts):

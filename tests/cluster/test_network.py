@@ -61,6 +61,26 @@ def test_a_second_network_leads_to_no_other_host() -> None:
         assert reaches(hosts, 0, 1)
 
 
+TIMED = """
+import socket, sys, time
+started = time.perf_counter()
+try:
+    socket.create_connection((sys.argv[1], 9), timeout=10.0)
+except ConnectionRefusedError:
+    print(time.perf_counter() - started)
+"""
+
+
+def test_a_round_trip_between_hosts_takes_as_long_as_is_asked() -> None:
+    with network(2, delay_s=0.1) as hosts:
+        command = hosts.command(0, [sys.executable, "-I", "-c", TIMED, hosts.addresses[1]])
+        timed = subprocess.run(command, capture_output=True, text=True, check=True)
+        hosts.cut(0, 1)
+        assert not reaches(hosts, 0, 1)
+
+    assert float(timed.stdout) > 0.1
+
+
 def test_hosts_are_gone_with_who_made_them() -> None:
     with network(1):
         """Skips where they can't be made."""
