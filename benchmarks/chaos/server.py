@@ -5,7 +5,7 @@ import secrets
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +99,7 @@ def served(
     leftovers = Leftovers()
     shared = set(_shared_memory())
     # Short: Ray puts sockets below it.
-    with tempfile.TemporaryDirectory(prefix="lc") as folder, ExitStack() as stack:
+    with tempfile.TemporaryDirectory(prefix="lc") as folder:
         key = secrets.token_urlsafe(24)
         command = [
             *(*place.prefix, sys.executable, "-m", "runtime", "serve", f"--model={model}"),
@@ -107,25 +107,40 @@ def served(
         ]
         environment = os.environ | {API_KEY_VARIABLE: key, "TMPDIR": folder}
         environment |= {**place.variables, **variables}
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
-        stack.callback(_kill, process)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        stack.enter_context(process.stdout)
-        stack.enter_context(process.stderr)
+        with running(command, environment, log) as (process, engine_log):
+            assert process.stdout is not None
+            target = _read_target(process.stdout, key)
+            server = Server(target, psutil.Process(process.pid), engine_log, place)
+            yield server, leftovers
+            server.remember_family()
+            process.terminate()
+            leftovers.exit_code = process.wait(STOP_S)
+            leftovers.things = _survivors(server.family)
+            leftovers.things += [f"{each}" for each in Path(folder).iterdir()]
+            leftovers.things += [f"{each}" for each in set(_shared_memory()) - shared]
+
+
+@contextmanager
+def running(
+    command: Sequence[str], environment: Mapping[str, str], log: TextIO
+) -> Iterator[tuple["subprocess.Popen[str]", EngineLog]]:
+    """A process that logs what an engine does; killed at the end, however that comes."""
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdout, process.stderr, ExitStack() as stack:
+        # Before its streams are closed: that would wait for who reads them.
         engine_log = EngineLog(process.stderr, log)
-        target = _read_target(process.stdout, key)
-        server = Server(target, psutil.Process(process.pid), engine_log, place)
-        yield server, leftovers
-        server.remember_family()
-        process.terminate()
-        leftovers.exit_code = process.wait(STOP_S)
-        leftovers.things = _survivors(server.family)
-        leftovers.things += [f"{each}" for each in Path(folder).iterdir()]
-        leftovers.things += [f"{each}" for each in set(_shared_memory()) - shared]
-        engine_log.close()
+        stack.callback(engine_log.close)
+        stack.callback(_kill, process)
+        yield process, engine_log
 
 
 def _read_target(lines: Iterator[str], key: str) -> Target:

@@ -1,6 +1,10 @@
 """`python -m benchmarks chaos`: its plan, what it reads of a log, what it compares and refuses."""
 
+import io
 import json
+import os
+import signal
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -18,7 +22,7 @@ from benchmarks.chaos.faults import KINDS, plan_faults
 from benchmarks.chaos.findings import Finding, Result
 from benchmarks.chaos.load import Tally, difference
 from benchmarks.chaos.observer import limit_of
-from benchmarks.chaos.server import Leftovers
+from benchmarks.chaos.server import Leftovers, running
 
 pytestmark = pytest.mark.unit
 
@@ -49,6 +53,16 @@ def good_result(**changes: Any) -> Result:
         "leftovers": Leftovers(exit_code=0),
     }
     return Result(**fields | changes)
+
+
+@pytest.mark.timeout(20)
+def test_a_run_that_fails_ends_its_server() -> None:
+    log = io.StringIO()
+    script = "import sys, time; print('there', file=sys.stderr, flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", script]
+    with pytest.raises(KeyError), running(command, os.environ, log) as (process, _):
+        raise KeyError
+    assert process.returncode == -signal.SIGKILL
 
 
 def test_each_kind_of_fault_comes_as_often_as_the_others() -> None:
