@@ -8,6 +8,7 @@ import click
 MODULES = {
     "chaos": "benchmarks.chaos.cli",
     "demo": "benchmarks.demo",
+    "multinode": "benchmarks.multinode.cli",
     "overhead": "benchmarks.overhead.cli",
     "overload": "benchmarks.overload.cli",
     "pauses": "benchmarks.pauses",

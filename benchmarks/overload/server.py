@@ -47,15 +47,22 @@ class Memory:
 
 
 @contextmanager
-def served(options: Sequence[str]) -> Iterator[tuple[Target, int]]:
+def served(
+    options: Sequence[str],
+    *,
+    prefix: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Target, int]]:
     """A server while the block runs, and its process id.
 
+    `prefix` is what runs its command, such as on another host, `variables` are of its environment.
     Raises RuntimeError: it ended before it served, or with an error.
     """
     key = secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "runtime", "serve", "--port=0", "--http-port=0", *options]
+    environment = {**os.environ, API_KEY_VARIABLE: key, **(variables or {})}
     server = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {API_KEY_VARIABLE: key}
+        [*prefix, *command], stdout=subprocess.PIPE, text=True, env=environment
     )
     assert server.stdout is not None
     with server.stdout:
