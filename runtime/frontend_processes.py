@@ -185,6 +185,9 @@ def running_frontends(
     """
     with ExitStack() as stack:
         environment = without_secrets() | frontend_secrets(config, engine_token)
+        # What one that is killed leaves goes with us.
+        temporary = stack.enter_context(TemporaryDirectory(prefix="lockstep-frontends-"))
+        environment["TMPDIR"] = temporary
         if count > 1:
             # By files of this folder their numbers are summed.
             folder = stack.enter_context(TemporaryDirectory(prefix="lockstep-metrics-"))
