@@ -33,6 +33,7 @@ from runtime.ports import check_port_is_free, reserved
 logger = logging.getLogger(__name__)
 
 ENGINE_STOP_S = 1.0
+SIGNAL_S = 1.0
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Where a port that is bound to all addresses is reached from this host.
 REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -106,7 +107,10 @@ def wait_for_end(
     """Returns what ended the engine. Raises Interrupted: a signal asks for it, all is drained."""
     try:
         with drainable():
-            return engine.wait()
+            # In turns: a signal that comes just before a wait is seen after it.
+            while (ended := engine.wait(SIGNAL_S)) is None:
+                pass
+            return ended
     except DrainAsked:
         logger.info("draining, for %g s at most", drain_timeout_s)
         deadline = time.monotonic() + drain_timeout_s

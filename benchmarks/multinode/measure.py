@@ -98,7 +98,7 @@ class _Client:
         self._metadata = bearer(target.api_key)
         self._stub = inference_pb2_grpc.InferenceStub(channel)  # type: ignore[no-untyped-call]
 
-    def run(self, load: Load, on_begun: Callable[[], object] | None = None) -> list[_Stream]:
+    def run(self, load: Load, on_begun: Callable[[], None] | None = None) -> list[_Stream]:
         """All streams at once; `on_begun` is called when each has got some tokens."""
         begun = threading.Barrier(load.num_streams, on_begun)
 

@@ -126,7 +126,7 @@ def test_a_worker_whose_stdin_ends_ends() -> None:
 
 
 DRIVER = """
-import sys
+import select, sys
 from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 
@@ -136,7 +136,8 @@ print("starting", flush=True)
 with Epochs(config, sys.argv[1]) as epochs:
     epochs.start(on_progress)
     print("started", flush=True)
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], 0.1)[0]:
+        pass  # a signal that comes just before a wait is seen after it
 """
 
 

@@ -49,7 +49,7 @@ class DrainedEngine(FakeEngine):
         self._failure = failure
 
     def wait(self, timeout_s: float | None = None) -> LockstepError | None:
-        if timeout_s is None:
+        if timeout_s:  # in turns, and not to look whether it has failed
             os.kill(os.getpid(), signal.SIGTERM)
             threading.Event().wait(TIMEOUT_S)
         return self._failure
