@@ -135,7 +135,7 @@ class EngineConfig:
     standby: bool = option(
         False,
         "Keep a spare process for each rank, with nothing loaded, that takes over when workers are "
-        "lost: 0.4 GB of host memory each.",
+        "lost: 0.4 GB of host memory each. With launcher=local.",
     )
     check_ranks: bool = option(False, "Debug: compare in each step what the ranks ran.")
     check_deltas: bool = option(
@@ -234,8 +234,12 @@ class EngineConfig:
             self.placement == "pack" or self.launcher == "ray",
             f"placement={self.placement} needs launcher=ray, not launcher={self.launcher}",
         )
+        require(
+            not self.standby or self.launcher == "local",
+            f"standby is set, but launcher={self.launcher} has no spare workers: it needs "
+            "launcher=local",
+        )
         if self.launcher == "static":
-            require(not self.standby, "standby is set, but launcher=static starts no workers")
             require(self.workers is not None, "launcher=static needs workers, HOST:PORT by rank")
             count = len(self.worker_list)
             require(
