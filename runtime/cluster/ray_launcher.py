@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 ENVIRONMENT_PREFIXES = ("HF_", "LOCKSTEP_FAULTS", "NCCL_DEBUG", "OMP_", "TORCH_NCCL_")
 
 # In what Ray says of an actor whose node is lost. Of a process it doesn't say how it ended.
-NODE_DIED = "node"
+NODE_DIED = ("its node has died", "its node is dead")
 
 # After this the user is told what the placement waits for.
 PATIENCE_S = 5.0
@@ -206,7 +206,12 @@ class RayLauncher:
             on_death(Death(rank, "its actor ended"))
             return
         cause = _in_short(error)
-        on_death(Death(rank, cause, is_outside=NODE_DIED in cause))
+        on_death(Death(rank, cause, is_outside=died_with_its_node(cause)))
+
+
+def died_with_its_node(cause: str) -> bool:
+    """By what Ray says of an actor's death, which has the words of its errors in it."""
+    return any(each in cause for each in NODE_DIED)
 
 
 def _refuse_shadows() -> None:
