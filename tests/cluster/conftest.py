@@ -2,6 +2,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 
@@ -13,3 +14,11 @@ def temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         monkeypatch.setenv("TMPDIR", folder)
         monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
         yield Path(folder)
+
+
+@pytest.fixture
+def no_process_left() -> Iterator[None]:
+    """A test leaves no child process; those of another that failed aren't its own."""
+    before = set(psutil.Process().children(recursive=True))
+    yield
+    assert set(psutil.Process().children(recursive=True)) <= before

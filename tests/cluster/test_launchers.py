@@ -41,6 +41,7 @@ def forks() -> list[str]:
     return threads
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_two_ranks_load_and_step_and_leave_nothing(
     launcher: str, model: str, temporary_folder: Path, forks: list[str]
@@ -63,11 +64,11 @@ def test_two_ranks_load_and_step_and_leave_nothing(
     assert results[0].sequence_ids == [5]
     loaded, total = seen[-1]
     assert loaded == total > 0
-    assert psutil.Process().children(recursive=True) == []
     assert list(temporary_folder.iterdir()) == []
     assert home_of_ray.exists() == had_home
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
     heard = threading.Event()
@@ -84,9 +85,9 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
             execute(executor, small_plan(2))
 
     assert "is gone" in str(errors[0])
-    assert psutil.Process().children(recursive=True) == []
 
 
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
 def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
     launcher: str, tmp_path: Path
@@ -97,16 +98,13 @@ def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
     ):
         pass
 
-    assert psutil.Process().children(recursive=True) == []
 
-
+@pytest.mark.usefixtures("no_process_left")
 def test_workers_that_take_too_long_are_ended(model: str) -> None:
     config = EngineConfig(launcher="local", tp=2, startup_timeout_s=0.2)
     late = r"rank 0, 1 did not start within startup_timeout_s=0.2"
     with pytest.raises(WorkerError, match=late), Epochs(config, model) as epochs:
         epochs.start(lambda loaded, total: None)
-
-    assert psutil.Process().children(recursive=True) == []
 
 
 def test_a_worker_whose_stdin_ends_ends() -> None:
