@@ -11,13 +11,13 @@ from time import perf_counter_ns
 import torch
 
 from workers import kv_cache
-from workers.attention.base import AttentionBackend, build_inputs
-from workers.attention.reference import ReferenceAttention
+from workers.attention.base import build_inputs
+from workers.attention.choice import choose
 from workers.batch import NO_MASKS, Batch, LateInputs
 from workers.batch_check import check_batch
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.device import choose_device, default_threads
-from workers.errors import CacheError, ModelError, StepError
+from workers.errors import CacheError, StepError
 from workers.layers.paged_attention import StepPass
 from workers.model_part import ModelPart
 from workers.parallel import TensorParallel
@@ -56,7 +56,6 @@ class ModelExecutor:
         self._local_world_size = config.local_world_size
         self._device = choose_device(config)
         self._staging = Staging(self._device)
-        self._backend = _attention_backend(config.attention)
         self._layout: CacheLayout | None = None
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
         self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
@@ -67,6 +66,12 @@ class ModelExecutor:
             device=self._device,
             parallel=parallel,
             on_progress=on_progress,
+        )
+        self._backend = choose(
+            config.attention,
+            [call.shape for call in self._model.calls],
+            dtype=self._model.dtype,
+            device=self._device,
         )
         self.spec = self._describe()
         # A checkpoint may name ids past its vocabulary.
@@ -198,14 +203,14 @@ class ModelExecutor:
             eos_token_ids=model.eos_token_ids,
             layers=tuple(
                 LayerCacheSpec(
-                    window=call.window,
-                    chunk=call.chunk,
-                    num_kv_heads=call.num_kv_heads,
-                    k_dim=call.k_dim,
-                    v_dim=call.v_dim,
+                    window=shape.window,
+                    chunk=shape.chunk,
+                    num_kv_heads=shape.num_kv_heads,
+                    k_dim=shape.k_dim,
+                    v_dim=shape.v_dim,
                     element_bytes=model.dtype.itemsize,
                 )
-                for call in model.calls
+                for shape in (call.shape for call in model.calls)
             ),
             available_memory_bytes=kv_cache.available_memory(self._device, self._local_world_size),
             block_size_multiple=self._backend.block_size_multiple,
@@ -225,9 +230,3 @@ class ModelExecutor:
         if self._layout is None:
             raise StepError("the KV cache isn't allocated: AllocateCache comes before Execute")
         return self._layout
-
-
-def _attention_backend(name: str) -> AttentionBackend:
-    if name not in ("auto", ReferenceAttention.name):
-        raise ModelError(f"attention={name} must be auto or {ReferenceAttention.name}")
-    return ReferenceAttention()

@@ -10,6 +10,25 @@ from workers.kv_cache import LayerCache
 from workers.staging import Staging
 
 
+class UnsuitedError(Exception):
+    """A backend can't serve the model on this device; says why in half a sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What one attention call of the model asks for, on this rank, whatever the step."""
+
+    num_heads: int
+    num_kv_heads: int
+    k_dim: int  # of queries too
+    v_dim: int
+    scale: float
+    window: int = 0  # tokens a query sees, itself included; 0: all before it
+    chunk: int = 0  # a query sees tokens from the last multiple of it on; 0: all before it
+    softcap: float = 0.0  # 0: none
+    has_sinks: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMetadata:
     """One step for the layers of one cache group; tensors on the device.
@@ -28,6 +47,10 @@ class AttentionMetadata:
     slot_blocks: torch.Tensor  # [T] int64, block of the pool
     slot_offsets: torch.Tensor  # [T] int64, place in it
     host_lens: torch.Tensor  # [S, 2] int32 on the host: seq_lens and query_lens
+    # At least the largest of query_lens, and of seq_lens + query_lens. A kernel that runs from a
+    # CUDA graph was launched for these, whatever the step brings.
+    max_query_len: int
+    max_total_len: int
 
     @property
     def extents(self) -> list[list[int]]:
@@ -98,6 +121,8 @@ def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInpu
     input_ids, positions, wanted, seq_lens, fed, query_starts, offsets, *rest = staging.move(host)
     slot_offsets = offsets.to(torch.int64)
     host_lens = torch.stack((batch.seq_lens, query_lens), dim=1)
+    max_query_len = int(query_lens.max()) if len(query_lens) else 0
+    max_total_len = int(host_lens.sum(dim=1).max()) if len(query_lens) else 0
     groups = tuple(
         AttentionMetadata(
             seq_lens=seq_lens,
@@ -108,6 +133,8 @@ def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInpu
             slot_blocks=slot_blocks.to(torch.int64),
             slot_offsets=slot_offsets,
             host_lens=host_lens,
+            max_query_len=max_query_len,
+            max_total_len=max_total_len,
         )
         for block_ids, first_blocks, slot_blocks in zip(*[iter(rest)] * 3, strict=True)
     )

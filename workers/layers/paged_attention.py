@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from workers.attention.base import AttentionBackend, AttentionMetadata
+from workers.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
 from workers.errors import ModelError
 from workers.kv_cache import LayerCache
 from workers.layers.mask_rule import MaskFunction, MaskRule, Reach, find_reach
@@ -78,14 +78,7 @@ class AttentionCall:
     module: nn.Module
     settings: Settings
     heads: HeadShard | None  # None: the model brings this rank's heads alone
-    num_heads: int
-    num_kv_heads: int
-    k_dim: int
-    v_dim: int
-    scale: float
-    window: int  # tokens a query sees, itself included; 0: all before it
-    chunk: int  # a query sees tokens from the last multiple of it on; 0: all before it
-    softcap: float  # 0: none
+    shape: AttentionShape
 
 
 class AttentionPass(Protocol):
@@ -191,21 +184,18 @@ class ProbePass:
         own = inputs.cut(heads)
         reach = self._reach(kind, mask, settings.sliding_window, own.query.device)
         head_dim = own.query.shape[2]
-        self.calls.append(
-            AttentionCall(
-                module=module,
-                settings=settings,
-                heads=heads,
-                num_heads=len(own.query),
-                num_kv_heads=len(own.key),
-                k_dim=own.key.shape[2],
-                v_dim=own.value.shape[2],
-                scale=head_dim**-0.5 if settings.scaling is None else settings.scaling,
-                window=reach.window,
-                chunk=reach.chunk,
-                softcap=settings.softcap or 0.0,
-            )
+        shape = AttentionShape(
+            num_heads=len(own.query),
+            num_kv_heads=len(own.key),
+            k_dim=own.key.shape[2],
+            v_dim=own.value.shape[2],
+            scale=head_dim**-0.5 if settings.scaling is None else settings.scaling,
+            window=reach.window,
+            chunk=reach.chunk,
+            softcap=settings.softcap or 0.0,
+            has_sinks=own.sinks is not None,
         )
+        self.calls.append(AttentionCall(module=module, settings=settings, heads=heads, shape=shape))
         self.inputs.append(own)
         shared_by = len(own.query) // len(own.value)
         return own.value.repeat_interleave(shared_by, dim=0).transpose(0, 1).contiguous()
@@ -264,10 +254,10 @@ class StepPass:
             own.value.transpose(0, 1),
             cache,
             metadata,
-            scale=call.scale,
-            window=call.window,
-            chunk=call.chunk,
-            softcap=call.softcap,
+            scale=call.shape.scale,
+            window=call.shape.window,
+            chunk=call.shape.chunk,
+            softcap=call.shape.softcap,
             sinks=own.sinks,
         )
 

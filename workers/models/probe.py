@@ -102,10 +102,10 @@ def _check_calls(model: PreTrainedModel, calls: Sequence[AttentionCall], tp: int
             f"{kind} never calls attention: recurrent layers and attention code of their own "
             "aren't served"
         )
-    for call in calls:
-        if call.num_heads % call.num_kv_heads:
+    for shape in (call.shape for call in calls):
+        if shape.num_heads % shape.num_kv_heads:
             raise ModelError(
-                f"{kind}: {call.num_heads} query heads can't share {call.num_kv_heads} KV heads "
+                f"{kind}: {shape.num_heads} query heads can't share {shape.num_kv_heads} KV heads "
                 f"on each of {tp} ranks: use another tp"
             )
 
