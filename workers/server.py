@@ -158,9 +158,8 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
     # transformers has torch make this folder, and torch's own choice is the temporary folder.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/lockstep/torchinductor")
-    import torch
-
     from workers.collector import freeze_heap
+    from workers.device import use_cuda_device
     from workers.faults import with_faults
     from workers.model_executor import ModelExecutor
     from workers.model_side import ModelSide
@@ -168,7 +167,7 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
 
     def join_on_device(config: "WorkerConfig", store: Any) -> "Parallel":
         if config.device == "cuda":
-            torch.cuda.set_device(cuda_device)
+            use_cuda_device(cuda_device)
         return join(config, store)
 
     model_side = ModelSide(
