@@ -78,7 +78,7 @@ class OpenRendezvousReply(_message.Message):
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
-    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "interface", "address")
+    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_fraction", "enforce_eager", "collective_timeout_s", "interface", "address")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,11 @@ class InitializeRequest(_message.Message):
     ATTENTION_FIELD_NUMBER: _ClassVar[int]
     NUM_THREADS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    GPU_MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -103,9 +108,14 @@ class InitializeRequest(_message.Message):
     attention: str
     num_threads: int
     local_world_size: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    gpu_memory_fraction: float
+    enforce_eager: bool
+    collective_timeout_s: float
     interface: str
     address: str
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., enforce_eager: _Optional[bool] = ..., collective_timeout_s: _Optional[float] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class InitializeReply(_message.Message):
     __slots__ = ("progress", "spec")
@@ -180,10 +190,20 @@ class CacheGroup(_message.Message):
     def __init__(self, layers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class AllocateCacheReply(_message.Message):
-    __slots__ = ("cache_bytes",)
+    __slots__ = ("cache_bytes", "progress")
     CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     cache_bytes: int
-    def __init__(self, cache_bytes: _Optional[int] = ...) -> None: ...
+    progress: CaptureProgress
+    def __init__(self, cache_bytes: _Optional[int] = ..., progress: _Optional[_Union[CaptureProgress, _Mapping]] = ...) -> None: ...
+
+class CaptureProgress(_message.Message):
+    __slots__ = ("captured", "total")
+    CAPTURED_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    captured: int
+    total: int
+    def __init__(self, captured: _Optional[int] = ..., total: _Optional[int] = ...) -> None: ...
 
 class StepRequest(_message.Message):
     __slots__ = ("epoch", "step_id", "return_input_hash", "plan", "delta", "sample", "sampler_inputs", "share_samples", "checked_plan")

@@ -54,7 +54,7 @@ class WorkerStub:
                 request_serializer=protos_dot_worker__pb2.InitializeRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.InitializeReply.FromString,
                 _registered_method=True)
-        self.AllocateCache = channel.unary_unary(
+        self.AllocateCache = channel.unary_stream(
                 '/lockstep.worker.v1.Worker/AllocateCache',
                 request_serializer=protos_dot_worker__pb2.AllocateCacheRequest.SerializeToString,
                 response_deserializer=protos_dot_worker__pb2.AllocateCacheReply.FromString,
@@ -162,7 +162,7 @@ def add_WorkerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_worker__pb2.InitializeRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.InitializeReply.SerializeToString,
             ),
-            'AllocateCache': grpc.unary_unary_rpc_method_handler(
+            'AllocateCache': grpc.unary_stream_rpc_method_handler(
                     servicer.AllocateCache,
                     request_deserializer=protos_dot_worker__pb2.AllocateCacheRequest.FromString,
                     response_serializer=protos_dot_worker__pb2.AllocateCacheReply.SerializeToString,
@@ -312,7 +312,7 @@ class Worker:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/lockstep.worker.v1.Worker/AllocateCache',

@@ -76,10 +76,21 @@ class EngineConfig:
 
     kv_memory: int | None = option(
         None,
-        "Bytes of KV cache per rank, such as 2GiB; 30 % of what is free where unset.",
+        "Bytes of KV cache per rank, such as 2GiB. Where unset 30 % of what is free, and on cuda "
+        "what gpu_memory_fraction leaves.",
         unit="bytes",
     )
-    block_size: int = option(16, "Tokens per cache block.")
+    gpu_memory_fraction: float | None = option(
+        None,
+        "Share of each GPU's memory that weights, steps, CUDA graphs and KV cache may take, with "
+        "whatever else is on it; 0.9 where unset. With device=cuda.",
+    )
+    enforce_eager: bool = option(
+        False, "Launch decode steps kernel by kernel, without CUDA graphs. With device=cuda."
+    )
+    block_size: int | None = option(
+        None, "Tokens per cache block; 16 where unset, or the least that the backend takes."
+    )
 
     max_num_batched_tokens: int = option(512, "Token budget of a step.")
     max_num_seqs: int = option(64, "Most sequences that run at once.")
@@ -162,9 +173,12 @@ class EngineConfig:
     )
 
     def __post_init__(self) -> None:
+        require(
+            self.block_size is None or self.block_size >= 1,
+            f"block_size={self.block_size} must be at least 1",
+        )
         for name in (
             "tp",
-            "block_size",
             "max_num_batched_tokens",
             "max_num_seqs",
             "max_num_scored_tokens",
@@ -207,6 +221,7 @@ class EngineConfig:
         )
         require(0 <= self.watermark < 1, f"watermark={self.watermark} must be in [0, 1)")
         check_not_empty(self, "cluster_certs", "interface", "record")
+        self._check_device()
         self._check_launcher()
         self._check_prefills()
         self._check_recording()
@@ -222,6 +237,19 @@ class EngineConfig:
     def worker_list(self) -> list[str]:
         """The addresses of static workers, by rank; none with other launchers."""
         return [] if self.workers is None else read_addresses("workers", self.workers)
+
+    def _check_device(self) -> None:
+        fraction = self.gpu_memory_fraction
+        require(
+            fraction is None or 0 < fraction <= 1,
+            f"gpu_memory_fraction={fraction} must be in (0, 1]",
+        )
+        for name in ("gpu_memory_fraction", "enforce_eager"):
+            value = getattr(self, name)
+            require(
+                not value or self.device == "cuda",
+                f"{name}={value} needs device=cuda, not device={self.device}",
+            )
 
     def _check_launcher(self) -> None:
         for name, launcher in (("ray_address", "ray"), ("workers", "static")):

@@ -35,7 +35,8 @@ from runtime.scheduling.scheduler import Scheduler
 logger = logging.getLogger(__name__)
 
 # Of the memory that is free on a rank once its weights are loaded.
-DEFAULT_KV_SHARE = 0.3
+DEFAULT_KV_SHARE = 0.3  # of a host's memory
+DEFAULT_BLOCK_SIZE = 16  # or the least that the attention backend takes
 
 
 @contextmanager
@@ -84,7 +85,8 @@ def running_engine(
         )
         setup = scheduler_setup(config, layout, model)
         with closing(compiler), _recording(config, setup, model) as recorder:
-            epochs.allocate_cache(layout)
+            with StartupProgress(quiet=quiet) as progress:
+                epochs.allocate_cache(layout, progress.captured)
             scheduler, executor = _scheduler(setup, recorder), _executor(epochs, recorder)
             engine = Engine(
                 model=model,
@@ -236,12 +238,16 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
 
     Raises ConfigError: it is more than there is, or too little for one sequence.
     """
-    if config.block_size % spec.block_size_multiple:
+    multiple = spec.block_size_multiple
+    block_size = config.block_size or -(-DEFAULT_BLOCK_SIZE // multiple) * multiple
+    if block_size % multiple:
         raise ConfigError(
-            f"block_size={config.block_size} must be a multiple of {spec.block_size_multiple}: "
+            f"block_size={block_size} must be a multiple of {multiple}: "
             f"the {spec.attention} attention backend takes no other"
         )
     available = spec.available_memory_bytes
+    # A GPU is this engine's, and its fraction was taken already; a host has other things to do.
+    share = 1.0 if config.device == "cuda" else DEFAULT_KV_SHARE
     if config.kv_memory is not None and config.kv_memory > available:
         raise ConfigError(
             f"kv_memory={config.kv_memory} bytes is more than the {available} bytes that are free "
@@ -250,8 +256,8 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
     max_model_len = min(config.max_model_len or spec.max_model_len, spec.max_model_len)
     return make_cache_layout(
         spec.layers,
-        block_size=config.block_size,
-        memory_bytes=config.kv_memory or int(DEFAULT_KV_SHARE * available),
+        block_size=block_size,
+        memory_bytes=config.kv_memory or int(share * available),
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         max_chunk_tokens=config.max_chunk_tokens,

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -85,6 +86,7 @@ def load_executor(
     on_progress: Callable[[int, int], None] = lambda loaded, total: None,
     *,
     dtype: str = "auto",
+    **changes: Any,
 ) -> ModelExecutor:
     parallel = parallel or TensorParallel(Topology(tp=1), 0, None)
     config = WorkerConfig(
@@ -93,6 +95,7 @@ def load_executor(
         tp_size=parallel.size,
         dtype=dtype,
         num_threads=1,
+        **changes,
     )
     return ModelExecutor(config, parallel, on_progress)
 

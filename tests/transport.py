@@ -155,6 +155,7 @@ class FakeModel:
     batches: list[Batch] = field(default_factory=list)
     masks: list[TokenMasks] = field(default_factory=list)
     rank: int = 0
+    num_graphs: int = 0  # to capture
     timings: FakeTimings = field(default_factory=FakeTimings)
 
     def __post_init__(self) -> None:
@@ -184,9 +185,11 @@ class FakeModel:
             on_progress(loaded, 1000)
         return self
 
-    def allocate_cache(self, layout: CacheLayout) -> int:
+    def allocate_cache(self, layout: CacheLayout, on_progress: Progress) -> int:
         self.threads.add(threading.get_ident())
         self.on_allocate()
+        for captured in range(1, self.num_graphs + 1):
+            on_progress(captured, self.num_graphs)
         return layout.num_blocks * 100
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -230,7 +233,12 @@ class Client:
         groups = [worker_pb2.CacheGroup(layers=[0, 1])]
         fields = {"epoch": EPOCH, "block_size": 16, "num_blocks": 32, "groups": groups, **changes}
         request = worker_pb2.AllocateCacheRequest(**fields)
-        return self.stub.AllocateCache(request, timeout=TIMEOUT_S, metadata=self.metadata)
+        *progress, last = self.stub.AllocateCache(
+            request, timeout=TIMEOUT_S, metadata=self.metadata
+        )
+        self.captures = [(each.progress.captured, each.progress.total) for each in progress]
+        assert last.HasField("cache_bytes")
+        return last
 
     def execute(self, *requests: worker_pb2.StepRequest) -> list[worker_pb2.StepReply]:
         call = self.stub.Execute(iter(requests), timeout=TIMEOUT_S, metadata=self.metadata)

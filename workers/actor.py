@@ -44,7 +44,8 @@ class WorkerActor:
         """Serves on a free port of the address by which Ray knows this node."""
         context = ray.get_runtime_context()
         devices = context.get_accelerator_ids()["GPU"]
-        cuda_device = int(devices[0]) if devices else 0
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        cuda_device = cuda_index(devices[0], visible) if devices else 0
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         model_side = built_in_model_side(host, cuda_device)
         self._server = serve(host, token, model_side, self._cluster_certs, on_rank=name_process)
@@ -57,3 +58,21 @@ class WorkerActor:
         if self._server is None:
             raise RuntimeError("run was called before start")
         self._server.wait()
+
+
+def cuda_index(device: str, visible: str | None) -> int:
+    """What CUDA counts Ray's `device` as, in a process whose CUDA_VISIBLE_DEVICES is `visible`.
+
+    Ray names devices as the variable of its node does: by number or by UUID.
+
+    Raises ValueError: it isn't among them.
+    """
+    if not visible:
+        return int(device)
+    names = [name.strip() for name in visible.split(",")]
+    if device not in names:
+        raise ValueError(
+            f"Ray gave this rank GPU {device}, and CUDA_VISIBLE_DEVICES={visible} hides it: set "
+            "the variable for Ray's node as a whole, or not at all"
+        )
+    return names.index(device)

@@ -144,6 +144,11 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
         attention=request.attention,
         num_threads=request.num_threads,
         local_world_size=request.local_world_size,
+        max_num_batched_tokens=request.max_num_batched_tokens,
+        max_num_seqs=request.max_num_seqs,
+        gpu_memory_fraction=request.gpu_memory_fraction,
+        enforce_eager=request.enforce_eager,
+        collective_timeout_s=request.collective_timeout_s,
     )
 
 

@@ -21,6 +21,12 @@ class WorkerConfig:
     attention: str = "auto"
     num_threads: int = 0  # 0: this host's cores shared among its ranks
     local_world_size: int = 1  # ranks on this host
+    max_num_batched_tokens: int = 512  # of a step
+    max_num_seqs: int = 64  # in a step
+    # On cuda alone:
+    gpu_memory_fraction: float = 0.9  # of the device, for everything
+    enforce_eager: bool = False  # no CUDA graphs
+    collective_timeout_s: float = 300.0  # of one in a step; the process ends then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,8 +92,8 @@ class FaultyExecutor:
     def timings(self) -> "Timings":
         return self._executor.timings
 
-    def allocate_cache(self, layout: "CacheLayout") -> int:
-        return self._executor.allocate_cache(layout)
+    def allocate_cache(self, layout: "CacheLayout", on_progress: "Progress") -> int:
+        return self._executor.allocate_cache(layout, on_progress)
 
     def forward(self, batch: "Batch") -> "torch.Tensor":
         """Raises FaultError: that is the fault."""

@@ -3,28 +3,33 @@
 It always sees the whole step and remembers no sequence: only weights and the KV cache last.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 
 import torch
 
 from workers import kv_cache
-from workers.attention.base import build_inputs
+from workers.attention.base import AttentionBackend
 from workers.attention.choice import choose
 from workers.batch import NO_MASKS, Batch, LateInputs
 from workers.batch_check import check_batch
-from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
+from workers.cached_model import CachedModel, MakeGraph
+from workers.config import CacheLayout, ModelSpec, WorkerConfig
+from workers.cuda_graphs import CudaGraph, OnProgress
 from workers.device import choose_device, default_threads
-from workers.errors import CacheError, StepError
-from workers.layers.paged_attention import StepPass
+from workers.dry_run import measure_model
+from workers.memory import CudaMemory, explaining
 from workers.model_part import ModelPart
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
 from workers.shared_samples import SharedSamples
-from workers.staging import Staging
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,52 +59,60 @@ class ModelExecutor:
         self._shared = SharedSamples(parallel)
         self._parallel = parallel
         self._local_world_size = config.local_world_size
+        self._collective_timeout_s = config.collective_timeout_s
         self._device = choose_device(config)
-        self._staging = Staging(self._device)
-        self._layout: CacheLayout | None = None
-        self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
-        self._group_of: tuple[int, ...] = ()  # the cache group of each attention call
-
-        self._model = ModelPart(
-            Path(config.model_path),
-            dtype=config.dtype,
-            device=self._device,
-            parallel=parallel,
-            on_progress=on_progress,
-        )
+        with explaining("the weights", "set --tp to more, or --quantization fp8"):
+            self._model = ModelPart(
+                Path(config.model_path),
+                dtype=config.dtype,
+                device=self._device,
+                parallel=parallel,
+                on_progress=on_progress,
+            )
         self._backend = choose(
             config.attention,
             [call.shape for call in self._model.calls],
             dtype=self._model.dtype,
             device=self._device,
         )
-        self.spec = self._describe()
+        self._cached = CachedModel(
+            self._model,
+            self._backend,
+            device=self._device,
+            make_graph=graph_maker(self._device, self._backend, enforce_eager=config.enforce_eager),
+            max_graph_rows=config.max_num_seqs,
+        )
         # A checkpoint may name ids past its vocabulary.
         vocabulary = range(self._model.vocab_size)
         self._sampler = Sampler([each for each in self._model.eos_token_ids if each in vocabulary])
+        if self._device.type == "cuda":
+            use = measure_model(
+                self._cached,
+                CudaMemory(self._device),
+                config,
+                max_model_len=self._model.max_model_len,
+                run=self._run_largest_step,
+            )
+            use.check()
+            logger.info("memory: %s; %d bytes are left for the KV cache", use, use.left)
+            available = use.left
+        else:
+            available = kv_cache.available_memory(self._device, self._local_world_size)
+        self.spec = self._describe(available)
 
-    def allocate_cache(self, layout: CacheLayout) -> int:
-        """Makes the KV cache and returns its bytes.
+    def allocate_cache(
+        self, layout: CacheLayout, on_progress: OnProgress = lambda captured, total: None
+    ) -> int:
+        """Makes the KV cache and returns its bytes; `on_progress` hears of CUDA graphs.
 
         Raises CacheError: it doesn't fit the memory, the model or the attention backend.
+        Raises ModelError: memory doesn't suffice for the graphs.
         """
-        multiple = self._backend.block_size_multiple
-        if layout.block_size % multiple:
-            raise CacheError(
-                f"block_size={layout.block_size} must be a multiple of {multiple} "
-                f"for attention backend {self._backend.name}"
-            )
-        self._layout, self._caches = None, ()
-        self._caches, cache_bytes = kv_cache.allocate(
-            self.spec.layers,
-            layout,
-            dtype=self._model.dtype,
-            device=self._device,
-            available_bytes=kv_cache.available_memory(self._device, self._local_world_size),
-        )
-        self._layout = layout
-        group_of = {layer: group for group, layers in enumerate(layout.groups) for layer in layers}
-        self._group_of = tuple(group_of[layer] for layer in range(len(self._model.calls)))
+        available = kv_cache.available_memory(self._device, self._local_world_size)
+        cache_bytes = self._cached.allocate(layout, available_bytes=available)
+        with explaining("the CUDA graphs", "set --enforce-eager or lower --gpu-memory-fraction"):
+            self._cached.capture(on_progress)
+        self._parallel.limit_collectives(self._collective_timeout_s)
         return cache_bytes
 
     def execute_model(self, batch: Batch) -> dict[int, int]:
@@ -177,42 +190,25 @@ class ModelExecutor:
 
     @torch.inference_mode()
     def _run(self, batch: Batch) -> torch.Tensor | None:
-        layout = self._cache_layout()
-        if len(batch.block_copies):
-            kv_cache.copy_blocks(self._caches, batch.block_copies)
-        inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
-        step = StepPass(
-            self._model.calls,
-            self._caches,
-            [inputs.groups[group] for group in self._group_of],
-            self._backend,
-        )
-        logits = self._model.forward(inputs.input_ids, inputs.positions, inputs.wanted, step)
-        step.finish()
-        if len(inputs.wanted) == 0:
+        logits = self._cached.run(batch)
+        if len(logits) == 0:
             return None
         joined = self._parallel.gather_to_sampler(logits)
         return None if joined is None else joined[:, : self._model.vocab_size].float()
 
-    def _describe(self) -> ModelSpec:
+    def _run_largest_step(self, batch: Batch) -> None:
+        self.forward(batch)
+        self.sample()
+
+    def _describe(self, available_bytes: int) -> ModelSpec:
         model = self._model
         return ModelSpec(
             architecture=type(model.module).__name__,
             vocab_size=model.vocab_size,
             max_model_len=model.max_model_len,
             eos_token_ids=model.eos_token_ids,
-            layers=tuple(
-                LayerCacheSpec(
-                    window=shape.window,
-                    chunk=shape.chunk,
-                    num_kv_heads=shape.num_kv_heads,
-                    k_dim=shape.k_dim,
-                    v_dim=shape.v_dim,
-                    element_bytes=model.dtype.itemsize,
-                )
-                for shape in (call.shape for call in model.calls)
-            ),
-            available_memory_bytes=kv_cache.available_memory(self._device, self._local_world_size),
+            layers=self._cached.layers,
+            available_memory_bytes=available_bytes,
             block_size_multiple=self._backend.block_size_multiple,
             parameter_bytes=model.parameter_bytes,
             attention=self._backend.name,
@@ -221,12 +217,22 @@ class ModelExecutor:
     def _check(self, batch: Batch) -> None:
         check_batch(
             batch,
-            self._cache_layout(),
+            self._cached.layout,
             vocab_size=self._model.vocab_size,
             max_model_len=self._model.max_model_len,
         )
 
-    def _cache_layout(self) -> CacheLayout:
-        if self._layout is None:
-            raise StepError("the KV cache isn't allocated: AllocateCache comes before Execute")
-        return self._layout
+
+def graph_maker(
+    device: torch.device, backend: AttentionBackend, *, enforce_eager: bool
+) -> MakeGraph | None:
+    """None where steps are launched kernel by kernel; on cuda the reason is logged."""
+    if device.type != "cuda":
+        return None
+    reason = "enforce_eager is set" if enforce_eager else None
+    if not backend.is_capturable:
+        reason = f"attention backend {backend.name} reads the device on its way"
+    if reason is not None:
+        logger.info("no CUDA graphs: %s", reason)
+        return None
+    return partial(CudaGraph, torch.cuda.graph_pool_handle())

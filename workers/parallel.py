@@ -132,6 +132,15 @@ class TensorParallel:
         start = min(self.rank * part, size)
         return Shard(dim=dim, ranges=((start, min(start + part, size)),), size=part)
 
+    def limit_collectives(self, timeout_s: float) -> None:
+        """From now on: NCCL ends the process of a rank that waits longer for another.
+
+        Not before all have loaded, which takes one rank longer than another. With gloo the
+        driver's deadline for the step ends the wait.
+        """
+        if self._group is not None and self._device.type == "cuda":
+            self._group._set_default_timeout(timedelta(seconds=timeout_s))
+
     def close(self) -> None:
         """Leaves the group. May be called twice."""
         group, self._group = self._group, None

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import grpc
 
@@ -39,6 +39,8 @@ from workers.serial_thread import SerialThread
 from workers.step_stream import StepOrder, StepStream
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 1.0
 MAX_DETAIL_CHARS = 4000
@@ -135,17 +137,15 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             self._reachability.close()
             self._rank = config.rank
             self._on_rank(config.rank)
-            reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
-            loading = self._device.submit(lambda: self._load(config, throttled(reports.put)))
-            loading.add_done_callback(lambda _: reports.put(None))
-            for loaded, total in iter(reports.get, None):
+            loading = _Running(self._device, lambda progress: self._load(config, progress))
+            for loaded, total in loading.reports():
                 progress = worker_pb2.LoadProgress(loaded_bytes=loaded, total_bytes=total)
                 yield worker_pb2.InitializeReply(progress=progress)
             yield worker_pb2.InitializeReply(spec=encode_spec(loading.result()))
 
     def AllocateCache(
         self, request: worker_pb2.AllocateCacheRequest, context: grpc.ServicerContext
-    ) -> worker_pb2.AllocateCacheReply:
+    ) -> Iterator[worker_pb2.AllocateCacheReply]:
         """Allocates once; after a refusal it may be asked again, with less."""
         with self._answering(context):
             self._enter(request.epoch)
@@ -155,10 +155,16 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             layout = decode_layout(request, executor.spec)
             self._claim("AllocateCache")
             with self._free_on_failure("AllocateCache"):
-                num_bytes = self._device.run(lambda: self._allocate(executor, layout))
+                allocating = _Running(
+                    self._device, lambda progress: self._allocate(executor, layout, progress)
+                )
+                for captured, total in allocating.reports():
+                    progress = worker_pb2.CaptureProgress(captured=captured, total=total)
+                    yield worker_pb2.AllocateCacheReply(progress=progress)
+                num_bytes = allocating.result()
             self._limits = limits_of(executor.spec, layout)
             self._on_serving(True)
-            return worker_pb2.AllocateCacheReply(cache_bytes=num_bytes)
+            yield worker_pb2.AllocateCacheReply(cache_bytes=num_bytes)
 
     def Execute(
         self, requests: Iterator[worker_pb2.StepRequest], context: grpc.ServicerContext
@@ -219,8 +225,8 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
         self._executor = self._model_side.load(config, self._parallel, on_progress)
         return self._executor.spec
 
-    def _allocate(self, executor: Executor, layout: CacheLayout) -> int:
-        num_bytes = executor.allocate_cache(layout)
+    def _allocate(self, executor: Executor, layout: CacheLayout, on_progress: Progress) -> int:
+        num_bytes = executor.allocate_cache(layout, on_progress)
         self._model_side.settle()
         return num_bytes
 
@@ -299,3 +305,19 @@ class WorkerService(worker_pb2_grpc.WorkerServicer):
             logger.exception("%s: a call failed", self._name())
             details = f"{type(error).__name__} on {self._name()}: {error}"
             context.abort(grpc.StatusCode.INTERNAL, details[:MAX_DETAIL_CHARS])
+
+
+class _Running(Generic[T]):
+    """Work on the device thread, and what it tells of its progress."""
+
+    def __init__(self, device: SerialThread, work: Callable[[Progress], T]) -> None:
+        self._reports: SimpleQueue[tuple[int, int] | None] = SimpleQueue()
+        self._done = device.submit(lambda: work(throttled(self._reports.put)))
+        self._done.add_done_callback(lambda _: self._reports.put(None))
+
+    def reports(self) -> Iterator[tuple[int, int]]:
+        """Until it is done, or has failed."""
+        return iter(self._reports.get, None)
+
+    def result(self) -> T:
+        return self._done.result()

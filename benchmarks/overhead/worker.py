@@ -80,7 +80,7 @@ class Sleeper:
         self._shared = SharedSamples(parallel)
         self._running: tuple[Batch, float, float] | None = None
 
-    def allocate_cache(self, layout: CacheLayout) -> int:
+    def allocate_cache(self, layout: CacheLayout, on_progress: Progress) -> int:
         return 1
 
     def forward(self, batch: Batch) -> torch.Tensor:

@@ -8,7 +8,7 @@ from benchmarks.simulate.hardware import Device
 from benchmarks.simulate.model_shape import ModelShape
 from benchmarks.simulate.router import RouterName
 from runtime.config import EngineConfig, require
-from runtime.driver import make_scheduler
+from runtime.driver import DEFAULT_BLOCK_SIZE, make_scheduler
 from runtime.engine import Engine
 from runtime.executor.base import Executor
 from runtime.request import ModelInfo
@@ -86,7 +86,7 @@ class Deployment:
         )
         return make_cache_layout(
             shape.cache_specs(config.tp),
-            block_size=config.block_size,
+            block_size=config.block_size or DEFAULT_BLOCK_SIZE,
             memory_bytes=config.kv_memory or left_bytes,
             max_num_seqs=config.max_num_seqs,
             max_model_len=min(config.max_model_len or shape.max_model_len, shape.max_model_len),

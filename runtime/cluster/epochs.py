@@ -9,7 +9,7 @@ from typing import Self
 
 from runtime.cluster.base import Launcher  # noqa: TC001
 from runtime.cluster.clusters import open_cluster
-from runtime.cluster.group import OnProgress, WorkerGroup, start_workers
+from runtime.cluster.group import OnProgress, WorkerGroup, ignore, start_workers
 from runtime.cluster.loaded_model import LoadedModel
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
@@ -58,9 +58,9 @@ class Epochs:
             self._spec = self._group.spec
         return self._spec
 
-    def allocate_cache(self, layout: CacheLayout) -> None:
+    def allocate_cache(self, layout: CacheLayout, on_progress: OnProgress = ignore) -> None:
         """In this epoch, and in those to come. As `WorkerGroup.allocate_cache`."""
-        self.group.allocate_cache(layout)
+        self.group.allocate_cache(layout, on_progress)
         self._layout = layout
 
     def executor(self) -> GrpcExecutor:
@@ -85,7 +85,7 @@ class Epochs:
         """
         with self._starting:
             self.group.kill()
-            group = self._start_group(lambda loaded, total: None)
+            group = self._start_group(ignore)
             try:
                 self._check_same(group.spec)
                 assert self._layout is not None, "the first epoch has no cache"

@@ -30,7 +30,16 @@ logger = logging.getLogger(__name__)
 # A rank that lost its peer, or a broken connection, may be known before the end that caused it.
 DEATH_GRACE_S = 1.0
 
-OnProgress = Callable[[int, int], None]  # bytes loaded and to load, of all ranks
+# Bytes loaded and to load, of all ranks; or graphs captured and to capture, of one.
+OnProgress = Callable[[int, int], None]
+# A rank that waits for another in a collective ends by itself before the driver's deadline for the
+# step, and tells what it waited for.
+COLLECTIVE_SHARE = 0.9
+DEFAULT_GPU_MEMORY_FRACTION = 0.9
+
+
+def ignore(done: int, total: int) -> None:
+    """Hears of progress that nobody watches."""
 
 
 def start_workers(
@@ -129,8 +138,8 @@ class WorkerGroup:
             self._raise_death()
             raise
 
-    def allocate_cache(self, layout: CacheLayout) -> None:
-        """Allocates the KV cache on every rank.
+    def allocate_cache(self, layout: CacheLayout, on_progress: OnProgress = ignore) -> None:
+        """Allocates the KV cache on every rank; `on_progress` hears of rank 0's CUDA graphs.
 
         Raises ConfigError: it doesn't fit on a rank. Raises WorkerError: a rank died or was late.
         """
@@ -143,8 +152,8 @@ class WorkerGroup:
         timeout_s = self._config.startup_timeout_s
         waits = [client.allocate_cache(request, timeout_s) for client in self._clients]
         try:
-            for wait in waits:
-                wait()
+            for rank, wait in enumerate(waits):
+                wait(on_progress if rank == 0 else ignore)
         except WorkerError:
             self._raise_death()
             raise
@@ -228,6 +237,11 @@ class WorkerGroup:
             attention=config.attention,
             num_threads=config.threads_per_rank,
             local_world_size=sum(other.node == address.node for other in self._addresses),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            gpu_memory_fraction=config.gpu_memory_fraction or DEFAULT_GPU_MEMORY_FRACTION,
+            enforce_eager=config.enforce_eager,
+            collective_timeout_s=COLLECTIVE_SHARE * config.step_timeout_s,
         )
 
     def _collect_specs(

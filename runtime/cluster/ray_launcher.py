@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib.machinery import PathFinder
@@ -91,10 +91,7 @@ class RayLauncher:
         actors = [self._make_actor(group, first + index) for index in range(count)]
         found = self._start(actors, deadline)
         here = ray.get_runtime_context().get_node_id()
-        order = sorted(
-            range(count),
-            key=lambda i: (found[i].node != here, found[i].node, found[i].cuda_device),
-        )
+        order = rank_order(found, here)
         self._actors = [actors[index] for index in order]
         return [
             WorkerAddress(
@@ -207,6 +204,17 @@ class RayLauncher:
             return
         cause = _in_short(error)
         on_death(Death(rank, cause, is_outside=died_with_its_node(cause)))
+
+
+def rank_order(found: Sequence[ActorAddress], here: str) -> list[int]:
+    """Which actor is which rank: node by node, the node `here` first, then by devices.
+
+    Neighbours in a ring of ranks are then on one node as far as can be.
+    """
+    return sorted(
+        range(len(found)),
+        key=lambda i: (found[i].node != here, found[i].node, found[i].cuda_device),
+    )
 
 
 def died_with_its_node(cause: str) -> bool:

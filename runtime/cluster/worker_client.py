@@ -120,10 +120,24 @@ class WorkerClient:
         name = f"rank-{self.address.rank}-initialize"
         threading.Thread(target=read, name=name, daemon=True).start()
 
-    def allocate_cache(self, request: worker_pb2.AllocateCacheRequest, timeout_s: float) -> Call:
-        """Starts the call; what is returned waits for its end and raises its error."""
-        call = self._stub.AllocateCache.future(request, timeout=timeout_s, metadata=self._metadata)
-        return lambda: self._outcome("AllocateCache", call)
+    def allocate_cache(
+        self, request: worker_pb2.AllocateCacheRequest, timeout_s: float
+    ) -> Callable[[Callable[[int, int], None]], None]:
+        """Starts the call; what is returned waits for its end and raises its error.
+
+        It calls what it is given with the CUDA graphs captured, and in all.
+        """
+        call = self._stub.AllocateCache(request, timeout=timeout_s, metadata=self._metadata)
+
+        def wait(on_progress: Callable[[int, int], None]) -> None:
+            try:
+                for reply in call:
+                    if reply.HasField("progress"):
+                        on_progress(reply.progress.captured, reply.progress.total)
+            except grpc.RpcError as error:
+                raise self._translated("AllocateCache", error) from error
+
+        return wait
 
     def keep_alive(self, renewals: Iterator[worker_pb2.LeaseRenewal]) -> Any:
         """Starts the call, which brings each renewal back."""

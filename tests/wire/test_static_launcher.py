@@ -3,7 +3,7 @@
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 
@@ -18,6 +18,7 @@ from runtime.cluster.epochs import Epochs
 from runtime.cluster.static_launcher import StaticLauncher
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, LockstepError, WorkerError
+from runtime.progress import StartupProgress
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
 from tests.transport import TIMEOUT_S, TOKEN, Client, FakeModel, running_worker
 from workers.server import serve
@@ -186,13 +187,17 @@ def test_all_epochs_have_the_operators_token(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @contextmanager
-def epochs(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Epochs]:
+def epochs(
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    on_captured: Callable[[int, int], None] = lambda captured, total: None,
+) -> Iterator[Epochs]:
     """Those of a driver that has the worker at `port`."""
     monkeypatch.setenv("LOCKSTEP_WORKER_TOKEN", TOKEN)
     config = EngineConfig(launcher="static", workers=f"{HOST}:{port}", startup_timeout_s=TIMEOUT_S)
     with Epochs(config, "m") as made:
         made.start(lambda loaded, total: None)
-        made.allocate_cache(LAYOUT)
+        made.allocate_cache(LAYOUT, on_captured)
         yield made
 
 
@@ -203,6 +208,22 @@ def epoch_of(client: Client) -> int:
     found = re.fullmatch(r"epoch 3 came, this worker is of epoch (\d+)", refused.value.details())
     assert found is not None
     return int(found[1])
+
+
+def test_the_driver_hears_of_captured_graphs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the place of the bar of loaded weights comes that of the graphs."""
+    model = FakeModel(num_graphs=7)
+    with running_worker(model) as (_, server), StartupProgress() as progress:
+        progress.loaded(5, 10)
+        with epochs(server.port, monkeypatch, progress.captured):
+            pass
+
+    shown = capsys.readouterr().err
+    assert "loading weights" in shown
+    assert "capturing CUDA graphs" in shown
+    assert "/7.00 " in shown
 
 
 def test_no_two_drivers_have_the_same_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

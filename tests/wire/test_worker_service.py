@@ -80,6 +80,17 @@ def test_a_stranger_is_refused_everywhere(token: str | None) -> None:
         assert model.threads == set()
 
 
+def test_graphs_are_told_as_they_are_captured() -> None:
+    """Those of an instant in one message."""
+    with running_worker(FakeModel(num_graphs=9)) as (client, _):
+        client.initialize()
+        cache = client.allocate_cache()
+
+    assert cache.cache_bytes == 3200
+    assert client.captures[-1] == (9, 9)
+    assert len(client.captures) < 9
+
+
 def test_a_worker_loads_and_runs_steps() -> None:
     model = FakeModel()
     with running_worker(model) as (client, _):

@@ -11,6 +11,7 @@ class ReferenceAttention:
 
     name = "reference"
     block_size_multiple = 1
+    is_capturable = False
 
     def attend(
         self,
