@@ -53,6 +53,7 @@ def load(
         match(model, folder, **options),
         shards or {},
         device=torch.device("cpu"),
+        num_threads=3,
         on_progress=on_progress,
     )
     return dict(model.state_dict())

@@ -21,6 +21,9 @@ from workers.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
+# Reading the weights, so that a file is read while others are copied; a host has its cores to do.
+GPU_THREADS = 4
+
 
 class ModelPart:
     """What transformers built, with our layers in it. `calls` are its attention calls, in order."""
@@ -55,7 +58,14 @@ class ModelPart:
         num_embeddings = self.module.get_parameter(build.head_name(self.module)).shape[0]
         self.vocab_size = model_files.count_token_ids(folder, num_embeddings, self.eos_token_ids)
         sharding = shard_model(self.module, parallel)
-        load_weights(self.module, sources, sharding.shards, device=device, on_progress=on_progress)
+        load_weights(
+            self.module,
+            sources,
+            sharding.shards,
+            device=device,
+            num_threads=GPU_THREADS if device.type == "cuda" else 1,
+            on_progress=on_progress,
+        )
         build.initialize_buffers(self.module, device)
         with torch.inference_mode():
             self.calls = find_attention_calls(

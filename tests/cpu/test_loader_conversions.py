@@ -292,5 +292,5 @@ def test_files_are_unmapped_when_nothing_is_left_to_read(saved):
     load(MODELS["mixtral"], folder, on_progress=count)
 
     assert len(files) > 5
-    assert 0 < max(mapped) <= 3
+    assert 0 < max(mapped) <= 5  # a thread may hold one or two
     assert mapped[-1] == 0

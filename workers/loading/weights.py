@@ -1,8 +1,12 @@
 """Reads one rank's part of the weights into its model, a stored tensor at a time."""
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,24 +33,31 @@ def load_weights(
     shards: Mapping[str, Shard],
     *,
     device: torch.device,
+    num_threads: int,
     on_progress: Progress,
 ) -> None:
     """Reads this rank's part of every tensor into the model; tells (bytes read, bytes in all).
 
     Every tensor gets the dtype that it has in the model without weights. Beside this rank's part
-    there is in memory at most a slice of one stored tensor, or one group that is converted as a
-    whole. Raises ModelError: a file is damaged.
+    there is in memory at most a slice of one stored tensor for each thread, and one group that is
+    converted as a whole. Raises ModelError: a file is damaged.
     """
     readings = _plan(sources, shards)
     total = sum(reading.num_bytes for reading in readings)
     files = _Files(file for reading in readings for file in reading.files)
     loaded = 0
     on_progress(loaded, total)
-    for reading in readings:
-        _load(model, reading, sources, shards, files=files, device=device)
-        files.release(reading.files)
-        loaded += reading.num_bytes
-        on_progress(loaded, total)
+    load = partial(_load, model, sources=sources, shards=shards, files=files, device=device)
+    with ThreadPoolExecutor(num_threads, "load") as pool:
+        loading = {pool.submit(load, reading): reading.num_bytes for reading in readings}
+        try:
+            for done in as_completed(loading):
+                done.result()
+                loaded += loading[done]
+                on_progress(loaded, total)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     model.tie_weights()
 
 
@@ -107,17 +118,19 @@ def _plan(sources: Mapping[str, Source], shards: Mapping[str, Shard]) -> list[_R
 def _load(
     model: nn.Module,
     reading: _Reading,
+    *,
     sources: Mapping[str, Source],
     shards: Mapping[str, Shard],
-    *,
     files: "_Files",
     device: torch.device,
 ) -> None:
-    converted = {} if reading.conversion is None else _convert(reading.conversion, files)
-    for name in reading.names:
-        shard = shards.get(name)
-        part = _cut(converted.get(name, sources[name]), shard)
-        _fill(_allocate(model, name, part.shape, shard, device), part, files)
+    with nullcontext() if reading.conversion is None else files.converting:
+        converted = {} if reading.conversion is None else _convert(reading.conversion, files)
+        for name in reading.names:
+            shard = shards.get(name)
+            part = _cut(converted.get(name, sources[name]), shard)
+            _fill(_allocate(model, name, part.shape, shard, device), part, files)
+    files.release(reading.files)
 
 
 def _cut(tensor: AnyTensor, shard: Shard | None) -> AnyTensor:
@@ -189,8 +202,10 @@ class _Files:
     """Files that are mapped into memory while something is left to read of them."""
 
     def __init__(self, uses: Iterable[Path]) -> None:
+        self.converting = threading.Lock()  # what is converted has a copy in memory
         self._uses = Counter(uses)
         self._open: dict[Path, Any] = {}
+        self._lock = threading.Lock()
 
     def tensor(self, stored: StoredTensor) -> torch.Tensor:
         """A view of the file: its pages are the system's, to be dropped at will.
@@ -198,16 +213,19 @@ class _Files:
         Raises ModelError: the file can't be read.
         """
         try:
-            if stored.file not in self._open:
-                self._open[stored.file] = safe_open(stored.file, framework="pt")
-            tensor: torch.Tensor = self._open[stored.file].get_tensor(stored.name)
+            with self._lock:
+                if stored.file not in self._open:
+                    self._open[stored.file] = safe_open(stored.file, framework="pt")
+                file = self._open[stored.file]
+            tensor: torch.Tensor = file.get_tensor(stored.name)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{stored.file} can't be read: {error}; fetch it again") from error
         return tensor
 
     def release(self, files: Iterable[Path]) -> None:
         """Counts one use of each; the last unmaps it."""
-        self._uses.subtract(files)
-        for file in files:
-            if self._uses[file] == 0:
-                self._open.pop(file, None)
+        with self._lock:
+            self._uses.subtract(files)
+            for file in files:
+                if self._uses[file] == 0:
+                    self._open.pop(file, None)
