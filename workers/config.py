@@ -10,6 +10,7 @@ class WorkerConfig:
     """One rank's part of an epoch."""
 
     model_path: str
+    random_weights: bool = False  # the folder's configuration alone counts; for measuring
     rank: int = 0
     tp_size: int = 1
     rendezvous_host: str = ""

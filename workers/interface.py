@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import psutil
-
 from workers.errors import NetworkError
 
 # By device, what torch's backends call it.
@@ -41,6 +39,8 @@ def choose_interface(
     `host` is a name or an address of this host; the address chosen is of the same family. Raises
     NetworkError: there is no such interface; the message says which there are.
     """
+    import psutil  # not there where only a device is checked, by `make gpu-check`
+
     try:
         family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     except OSError as error:

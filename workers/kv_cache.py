@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-import psutil
 import torch
 
 from workers.config import CacheLayout, LayerCacheSpec
@@ -32,6 +31,8 @@ def available_memory(device: torch.device, local_world_size: int) -> int:
     """Bytes that this rank may still allocate: its share of what the host or device has free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
+    import psutil  # not there where only a device is checked, by `make gpu-check`
+
     free = min(psutil.virtual_memory().available, _cgroup_headroom(CGROUP))
     return int(free) // local_world_size
 

@@ -64,6 +64,7 @@ class ModelExecutor:
         with explaining("the weights", "set --tp to more, or --quantization fp8"):
             self._model = ModelPart(
                 Path(config.model_path),
+                random_weights=config.random_weights,
                 dtype=config.dtype,
                 device=self._device,
                 parallel=parallel,

@@ -12,7 +12,7 @@ from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
 from workers.loading.conversion import Source
 from workers.loading.naming import TieError, match_names
 from workers.loading.text_part import text_tensors
-from workers.loading.weights import load_weights
+from workers.loading.weights import fill_with_noise, load_weights
 from workers.models import build
 from workers.models import config as model_files
 from workers.models.probe import find_attention_calls
@@ -36,8 +36,11 @@ class ModelPart:
         device: torch.device,
         parallel: TensorParallel,
         on_progress: Callable[[int, int], None],
+        random_weights: bool = False,
     ) -> None:
         """Builds and loads; `on_progress` hears (bytes read, bytes in all) of this rank's part.
+
+        With `random_weights` nothing but the configuration is read.
 
         Raises ModelError: the model or its files can't be served so.
         """
@@ -45,27 +48,29 @@ class ModelPart:
         self._attention = PagedAttention()
         whole = model_files.read_config(folder)
         text = model_files.text_part(whole)
-        stored = read_checkpoint(folder)
+        stored = {} if random_weights else read_checkpoint(folder)
         self.dtype = model_files.resolve_dtype(dtype, (text, whole), main_dtype(stored))
         self.max_model_len = model_files.max_model_len(text)
-        try:
-            sources = self._build(text, stored, folder)
-        except TieError as error:
-            logger.warning("they stay two, as transformers has it: %s", error)
-            text.tie_word_embeddings = False
-            sources = self._build(text, stored, folder)
+        sources: dict[str, Source] = {}
+        if random_weights:
+            self.module = build.build_model(text, self.dtype, self._attention)
+        else:
+            sources = self._match(text, stored, folder)
         self.eos_token_ids = model_files.eos_token_ids(folder, whole)
         num_embeddings = self.module.get_parameter(build.head_name(self.module)).shape[0]
         self.vocab_size = model_files.count_token_ids(folder, num_embeddings, self.eos_token_ids)
         sharding = shard_model(self.module, parallel)
-        load_weights(
-            self.module,
-            sources,
-            sharding.shards,
-            device=device,
-            num_threads=GPU_THREADS if device.type == "cuda" else 1,
-            on_progress=on_progress,
-        )
+        if random_weights:
+            fill_with_noise(self.module, sharding.shards, device)
+        else:
+            load_weights(
+                self.module,
+                sources,
+                sharding.shards,
+                device=device,
+                num_threads=GPU_THREADS if device.type == "cuda" else 1,
+                on_progress=on_progress,
+            )
         build.initialize_buffers(self.module, device)
         with torch.inference_mode():
             self.calls = find_attention_calls(
@@ -103,6 +108,16 @@ class ModelPart:
             )
         logits: torch.Tensor = output.logits[0]
         return logits
+
+    def _match(
+        self, text: PreTrainedConfig, stored: Mapping[str, StoredTensor], folder: Path
+    ) -> dict[str, Source]:
+        try:
+            return self._build(text, stored, folder)
+        except TieError as error:
+            logger.warning("they stay two, as transformers has it: %s", error)
+            text.tie_word_embeddings = False
+            return self._build(text, stored, folder)
 
     def _build(
         self, config: PreTrainedConfig, stored: Mapping[str, StoredTensor], folder: Path
