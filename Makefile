@@ -21,7 +21,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full clients zoo depths nightly format proto hooks clean
+.PHONY: help setup demo test check check-full gpu-check clients zoo depths nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -29,6 +29,7 @@ help:
 	@echo "check       lint, format, types, import contracts, generated code"
 	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
 	@echo "check-full  all tests that need no GPU"
+	@echo "gpu-check   on a machine with a GPU: what it computes, and how fast; PYTHON=... MODEL=folder"
 	@echo "clients     LangChain, lm-eval, schemathesis and npm's openai against a real server"
 	@echo "zoo         every causal language model of transformers, for README and lockstep models"
 	@echo "depths      engines and models at pipeline depths 1 to 3, by deltas and by whole steps"
@@ -99,6 +100,10 @@ nightly: $(STAMP) $(CLIENTS_STAMP) depths
 	$(BIN)/python -m benchmarks pauses
 	$(BIN)/python -m benchmarks publish
 	$(BIN)/python -m benchmarks simulate --replicas 64 --requests 100000 --rate 400
+
+# Without `make setup`: the Python is one whose torch has CUDA. MODEL names a model's folder.
+gpu-check:
+	"$(PYTHON)" -m tests.gpu --verbose --json gpu-check.json $(if $(MODEL),--model "$(MODEL)")
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,57 @@
+"""`make gpu-check` as far as it goes without a GPU: it runs, and it finds what is wrong."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import correctness
+from workers.attention.reference import ReferenceAttention
+
+pytestmark = pytest.mark.cpu
+
+# What a machine has that runs nothing but the check.
+WITHOUT = ["grpc", "ray", "google.protobuf", "pydantic", "click", "pytest", "hypothesis"]
+RUN = f"""
+import runpy, sys
+for name in {WITHOUT}:
+    sys.modules[name] = None  # importing it fails
+sys.modules["psutil"] = None
+import tests.gpu.correctness, tests.gpu.timings
+del sys.modules["psutil"]  # a CPU's memory is asked for, a GPU's isn't
+runpy.run_module("tests.gpu", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_it_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    options = ["--device", "cpu", "--smoke", "--json", str(result)]
+
+    subprocess.run([sys.executable, "-c", RUN, *options], check=True, timeout=110)
+
+    found = json.loads(result.read_text())
+    right = [check["what"] for check in found["checks"] if check["fault"] == ""]
+    assert any(what.startswith("reference float32") for what in right)
+    assert not any(check["fault"] for check in found["checks"])
+    decode, *_, prefill, generate = found["timings"]
+    assert decode["what"] == "tiny decode 1 rows"
+    assert prefill["over_floor"] > 1
+    assert generate["ratio"] > 0
+    assert found["machine"]["bytes_per_s"] > 0
+
+
+def test_it_finds_a_backend_that_sees_one_token_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Short(ReferenceAttention):
+        def attend(self, *tensors: torch.Tensor, **settings: object) -> torch.Tensor:
+            return super().attend(*tensors, **settings | {"window": 99})
+
+    monkeypatch.setattr(correctness, "BACKENDS", {"short": lambda *_: Short()})
+
+    verdicts = [*correctness.check_backends(torch.device("cpu"), quick=True)]
+
+    wrong = [verdict.what for verdict in verdicts if verdict.fault]
+    assert len(verdicts) == len(wrong) == 3
+    assert "window 100" in wrong[1]

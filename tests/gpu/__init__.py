@@ -1,0 +1,4 @@
+"""What needs a GPU to be seen: `python -m tests.gpu`.
+
+It needs torch, transformers and triton alone.
+"""

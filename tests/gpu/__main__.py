@@ -1,0 +1,98 @@
+"""`make gpu-check`: whether a GPU computes what it should, and how fast. In under four minutes."""
+
+import argparse
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.gpu import shapes
+from tests.gpu.clock import bandwidth, facts, matrix_rate
+from tests.gpu.correctness import Verdict, check_backends, check_graphs, check_tokens
+from tests.gpu.timings import Timing, time_shape
+
+# Of the 8B shape, as the project wants them.
+MAX_OVER_FLOOR = 1.35
+MIN_RATIO = 8.0
+
+
+def main() -> None:
+    """The exit code is 1 where something is wrong; figures that miss a goal are only told."""
+    arguments = _parse_arguments()
+    logging.basicConfig(level=logging.INFO if arguments.verbose else logging.WARNING)
+    start = time.monotonic()
+    device = torch.device(arguments.device, 0 if arguments.device == "cuda" else None)
+    found = facts(device)
+    print(", ".join(f"{name} {value}" for name, value in found.items()))
+    smoke = arguments.smoke
+    chosen = shapes.tiny_shapes() if smoke else shapes.real_shapes()
+
+    verdicts = [*check_backends(device, quick=smoke)]
+    verdicts.append(check_graphs(device, chosen[0]))
+    verdicts.append(check_tokens(device, arguments.model))
+    _print_verdicts(verdicts)
+
+    bytes_per_s = bandwidth(device, 1 << (26 if smoke else 32))
+    flops_per_s = matrix_rate(
+        device, torch.float32 if smoke else torch.bfloat16, 512 if smoke else 8192
+    )
+    print(f"\nmeasured: {bytes_per_s / 1e9:.0f} GB/s read, {flops_per_s / 1e12:.2f} TFLOP/s")
+    timings: list[Timing] = []
+    for shape in chosen:
+        timings += time_shape(shape, device, bytes_per_s=bytes_per_s, flops_per_s=flops_per_s)
+    _print_timings(timings)
+
+    took_s = time.monotonic() - start
+    print(f"\n{took_s:.0f} s in all")
+    if arguments.json is not None:
+        result = {
+            "machine": found | {"bytes_per_s": bytes_per_s, "flops_per_s": flops_per_s},
+            "checks": [{"what": v.what, "fault": v.fault, "note": v.note} for v in verdicts],
+            "timings": [timing.facts() for timing in timings],
+            "seconds": took_s,
+        }
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(any(verdict.fault for verdict in verdicts))
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument(
+        "--smoke", action="store_true", help="Tiny models: tries this program, measures nothing."
+    )
+    parser.add_argument("--model", type=Path, help="Folder of a model whose tokens are compared.")
+    parser.add_argument("--json", type=Path, help="Write facts, verdicts and timings there.")
+    parser.add_argument("--verbose", action="store_true", help="Tell what backends are chosen.")
+    return parser.parse_args()
+
+
+def _print_verdicts(verdicts: list[Verdict]) -> None:
+    for verdict in verdicts:
+        state = {None: "not run", "": "right"}.get(verdict.fault, f"WRONG: {verdict.fault}")
+        print(f"{verdict.what:60} {state}{': ' if verdict.note else ''}{verdict.note}")
+
+
+def _print_timings(timings: list[Timing]) -> None:
+    print(f"{'':44} {'ms':>8} {'floor ms':>9} {'ratio':>6} {'tokens/s':>9} {'host us':>8}")
+    for timing in timings:
+        floor = "" if timing.floor_ms is None else f"{timing.floor_ms:.3f}"
+        over = "" if timing.over_floor is None else f"{timing.over_floor:.2f}"
+        host = "" if timing.host_us is None else f"{timing.host_us:.0f}"
+        print(
+            f"{timing.what:44} {timing.milliseconds:8.3f} {floor:>9} {over:>6} "
+            f"{timing.tokens_per_s:9.0f} {host:>8}"
+        )
+        if timing.ratio is not None:
+            print(f"{'':44} our decode step: {timing.ratio:.1f} times as many tokens a second")
+    print(
+        f"goals of the 8B shape: at 64 and 256 rows at most {MAX_OVER_FLOOR} times the floor; at "
+        f"64 rows at least {MIN_RATIO:g} times as fast as transformers' generate"
+    )
+
+
+if __name__ == "__main__":
+    main()
