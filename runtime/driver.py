@@ -239,7 +239,8 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
     if config.block_size % spec.block_size_multiple:
         raise ConfigError(
             f"block_size={config.block_size} must be a multiple of {spec.block_size_multiple}: "
-            f"the {spec.attention} attention backend takes no other"
+            f"the {spec.attention} attention backend takes no other; set --block-size, or another "
+            "--attention"
         )
     available = spec.available_memory_bytes
     if config.kv_memory is not None and config.kv_memory > available:
