@@ -72,7 +72,9 @@ class EngineConfig:
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
-    attention: Literal["auto", "reference"] = option("auto", "Attention backend.")
+    attention: Literal["auto", "flash_attn", "torch_varlen", "reference"] = option(
+        "auto", "Attention backend; auto takes the first that suits model and device."
+    )
 
     kv_memory: int | None = option(
         None,

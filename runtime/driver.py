@@ -243,7 +243,8 @@ def plan_cache(config: EngineConfig, spec: LoadedModel) -> CacheLayout:
     if block_size % multiple:
         raise ConfigError(
             f"block_size={block_size} must be a multiple of {multiple}: "
-            f"the {spec.attention} attention backend takes no other"
+            f"the {spec.attention} attention backend takes no other; set --block-size, or another "
+            "--attention"
         )
     available = spec.available_memory_bytes
     # A GPU is this engine's, and its fraction was taken already; a host has other things to do.

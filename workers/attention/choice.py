@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from workers.attention import flash_attn, torch_varlen
 from workers.attention.base import AttentionBackend, AttentionShape, UnsuitedError
 from workers.attention.reference import ReferenceAttention
 from workers.errors import ModelError
@@ -22,7 +23,11 @@ def _reference(
 
 
 # The first that suits is taken. Each imports what it needs when it is made.
-BACKENDS: dict[str, Make] = {"reference": _reference}
+BACKENDS: dict[str, Make] = {
+    "flash_attn": flash_attn.make,
+    "torch_varlen": torch_varlen.make,
+    "reference": _reference,
+}
 
 
 def choose(

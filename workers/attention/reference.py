@@ -3,6 +3,7 @@
 import torch
 
 from workers.attention.base import AttentionMetadata
+from workers.attention.write import write_kv
 from workers.kv_cache import LayerCache
 
 
@@ -28,8 +29,7 @@ class ReferenceAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """As AttentionBackend says."""
-        cache.key[metadata.slot_blocks, metadata.slot_offsets] = key
-        cache.value[metadata.slot_blocks, metadata.slot_offsets] = value
+        write_kv(key, value, cache, metadata)
         output = query.new_empty(query.shape[0], query.shape[1], value.shape[2])
         block_size = cache.key.shape[1]
         start = 0
