@@ -11,6 +11,7 @@ from transformers.initialization import no_init_weights
 
 from workers.errors import ModelError
 from workers.layers.counted_positions import count_by_position_ids
+from workers.layers.fixed_rotary import fix_rotary
 from workers.layers.paged_attention import PagedAttention
 from workers.models.config import TRANSFORMERS_ERRORS, find_model_class
 
@@ -43,6 +44,7 @@ def build_model(
     for name in list(_foreign_parts(model)):
         model.set_submodule(name, _LeftOut(name))
     count_by_position_ids(model, attention.positions)
+    fix_rotary(model)
     model.config.return_dict = True
     model.train(False).requires_grad_(False)
     _keep_in_float32(model, dtype)
