@@ -72,7 +72,7 @@ class EngineConfig:
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
-    attention: Literal["auto", "reference"] = option("auto", "Attention backend.")
+    attention: Literal["auto", "triton", "reference"] = option("auto", "Attention backend.")
 
     kv_memory: int | None = option(
         None,

@@ -85,6 +85,7 @@ def load_executor(
     on_progress: Callable[[int, int], None] = lambda loaded, total: None,
     *,
     dtype: str = "auto",
+    attention: str = "auto",
 ) -> ModelExecutor:
     parallel = parallel or TensorParallel(Topology(tp=1), 0, None)
     config = WorkerConfig(
@@ -92,6 +93,7 @@ def load_executor(
         rank=parallel.rank,
         tp_size=parallel.size,
         dtype=dtype,
+        attention=attention,
         num_threads=1,
     )
     return ModelExecutor(config, parallel, on_progress)
