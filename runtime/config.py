@@ -72,7 +72,7 @@ class EngineConfig:
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
-    attention: Literal["auto", "flash_attn", "torch_varlen", "reference"] = option(
+    attention: Literal["auto", "flash_attn", "torch_varlen", "triton", "reference"] = option(
         "auto", "Attention backend; auto takes the first that suits model and device."
     )
 

@@ -3,8 +3,19 @@
 import os
 from pathlib import Path
 
+import pytest
+
 # transformers has torch make this folder, and torch's own choice is the temporary folder, where
 # the tests would leave it. Tests of our own processes take the variable away again.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", str(Path("~/.cache/lockstep/torchinductor").expanduser())
 )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton's kernels are interpreted, but for tests that are asked for by the folder gpu.
+
+    It looks at the variable when it is first imported, which transformers does.
+    """
+    if not any("gpu" in Path(argument).parts for argument in config.args):
+        os.environ.setdefault("TRITON_INTERPRET", "1")

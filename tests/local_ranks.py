@@ -41,7 +41,7 @@ class Rank:
 
 
 @contextmanager
-def load_ranks(folder: Path, *, tp: int = 1) -> Iterator[list[Rank]]:
+def load_ranks(folder: Path, *, tp: int = 1, attention: str = "auto") -> Iterator[list[Rank]]:
     """The ranks of one model, joined over gloo where there are several."""
     threads = [SerialThread(f"rank-{rank}") for rank in range(tp)]
     store, port = open_rendezvous(tp, "127.0.0.1") if tp > 1 else (None, 0)
@@ -56,7 +56,7 @@ def load_ranks(folder: Path, *, tp: int = 1) -> Iterator[list[Rank]]:
         for rank in range(tp)
     ]
     groups = _on_all(threads, [lambda each=each: join(each, None) for each in configs])
-    loads = [lambda each=each: load_executor(folder, each) for each in groups]
+    loads = [lambda each=each: load_executor(folder, each, attention=attention) for each in groups]
     executors = _on_all(threads, loads)
     try:
         yield [Rank(*pair) for pair in zip(threads, executors, strict=True)]

@@ -86,6 +86,7 @@ def load_executor(
     on_progress: Callable[[int, int], None] = lambda loaded, total: None,
     *,
     dtype: str = "auto",
+    attention: str = "auto",
     **changes: Any,
 ) -> ModelExecutor:
     parallel = parallel or TensorParallel(Topology(tp=1), 0, None)
@@ -94,6 +95,7 @@ def load_executor(
         rank=parallel.rank,
         tp_size=parallel.size,
         dtype=dtype,
+        attention=attention,
         num_threads=1,
         **changes,
     )

@@ -246,7 +246,8 @@ def test_auto_takes_the_first_that_suits_and_says_why(machine, caplog):
     assert chosen[1].startswith("attention backend torch_varlen (flash_attn: FA4 on Blackwell")
     assert "torch_varlen: varlen_attn has no softcap=50.0" in chosen[2]
     cpu = "needs a CUDA device, not cpu"
-    assert chosen[3] == f"attention backend reference (flash_attn: {cpu}; torch_varlen: {cpu})"
+    reasons = f"flash_attn: {cpu}; torch_varlen: {cpu}; triton: not on cpu"
+    assert chosen[3] == f"attention backend reference ({reasons})"
 
 
 def test_a_backend_that_is_named_is_taken_or_refused(machine):

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 
 import torch
 
@@ -16,6 +17,16 @@ logger = logging.getLogger(__name__)
 Make = Callable[[Sequence[AttentionShape], torch.dtype, torch.device], AttentionBackend]
 
 
+def _triton(
+    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+) -> AttentionBackend:
+    if find_spec("triton") is None:
+        raise UnsuitedError("triton isn't installed")
+    from workers.attention.triton import make
+
+    return make(shapes, dtype, device)
+
+
 def _reference(
     shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
 ) -> AttentionBackend:
@@ -26,8 +37,11 @@ def _reference(
 BACKENDS: dict[str, Make] = {
     "flash_attn": flash_attn.make,
     "torch_varlen": torch_varlen.make,
+    "triton": _triton,
     "reference": _reference,
 }
+# Those that auto passes by elsewhere: a CPU has them for tests alone.
+GPU_BACKENDS = frozenset({"triton"})
 
 
 def choose(
@@ -49,6 +63,9 @@ def choose(
             ) from error
     reasons: list[str] = []
     for each, make in BACKENDS.items():
+        if each in GPU_BACKENDS and device.type != "cuda":
+            reasons.append(f"{each}: not on {device.type}")
+            continue
         try:
             backend = make(shapes, dtype, device)
         except UnsuitedError as error:
