@@ -94,6 +94,7 @@ def load(
 
 def load_folder(folder: Path, device: torch.device, **options: object) -> ModelExecutor:
     parallel = TensorParallel(Topology(tp=1), 0, None)
+    options.setdefault("num_threads", torch.get_num_threads())
     config = WorkerConfig(model_path=str(folder), device=device.type, **options)  # type: ignore[arg-type]
     return ModelExecutor(config, parallel, lambda loaded, total: None)
 
