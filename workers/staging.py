@@ -53,6 +53,57 @@ class Staging:
         return buffer
 
 
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The tensor on the device, without a wait for it.
+
+    What isn't pinned is copied aside before the call returns.
+    """
+    return tensor.to(device, non_blocking=True)
+
+
+def upload_together(
+    tensors: Sequence[torch.Tensor], device: torch.device
+) -> Sequence[torch.Tensor]:
+    """Tensors [n], all of 4 or all of 8 bytes a number, on the device: one copy.
+
+    On the CPU they are the same.
+    """
+    if device.type == "cpu":
+        return tensors
+    as_one = torch.int32 if tensors[0].dtype.itemsize == 4 else torch.int64
+    moved = upload(torch.stack([tensor.view(as_one) for tensor in tensors]), device)
+    return [row.view(each.dtype) for row, each in zip(moved, tensors, strict=True)]
+
+
+class Arriving:
+    """Integers of a device on their way to the host, in one copy."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Tensors [n] of one device; those of the CPU are there."""
+        self._tensors = tensors
+        self._copy: torch.Tensor | None = None  # [tensors, n] int64
+        self._copied: torch.cuda.Event | None = None
+        device = tensors[0].device
+        if device.type == "cpu":
+            return
+        packed = torch.stack([tensor.long() for tensor in tensors])
+        if device.type != "cuda":
+            self._copy = packed.cpu()
+            return
+        self._copy = torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True)
+        self._copy.copy_(packed, non_blocking=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._copied.record(torch.cuda.current_stream(device))
+
+    def wait(self) -> Sequence[torch.Tensor]:
+        """The tensors on the CPU. Blocks until they are there."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._copy is None:
+            return self._tensors
+        return [row.to(each.dtype) for row, each in zip(self._copy, self._tensors, strict=True)]
+
+
 def count_numbers(tensors: Sequence[torch.Tensor]) -> int:
     """Room that `pack` needs."""
     return sum(_aligned(tensor.numel()) for tensor in tensors)
