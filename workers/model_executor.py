@@ -4,7 +4,7 @@ It always sees the whole step and remembers no sequence: only weights and the KV
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter_ns
 
@@ -51,10 +51,10 @@ class ModelExecutor:
         torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
         self.timings = StepTimings(0, 0)  # of the last step
         self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
-        self._shared = SharedSamples(parallel)
         self._parallel = parallel
         self._local_world_size = config.local_world_size
         self._device = choose_device(config)
+        self._shared = SharedSamples(parallel, self._device)
         self._staging = Staging(self._device)
         self._layout: CacheLayout | None = None
         self._caches: tuple[kv_cache.LayerCache, ...] = ()  # by attention call
@@ -121,15 +121,16 @@ class ModelExecutor:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Runs the forward pass of a step; `sample` follows. Returns the ids it fed, [T] int32.
 
-        The batch was checked when it was decoded.
+        They are on the device, samples of earlier steps among them. The batch was checked when it
+        was decoded.
 
         Raises StepError: the cache isn't there; nothing ran.
         """
         start = perf_counter_ns()
-        batch = replace(batch, input_ids=self._shared.resolve(batch))
-        self._pending = (batch, self._run(batch))
+        input_ids, logits = self._run(batch)
+        self._pending = (batch, logits)
         self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
-        return batch.input_ids
+        return input_ids
 
     @torch.inference_mode()
     def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
@@ -149,14 +150,16 @@ class ModelExecutor:
             logits = torch.zeros(0, self._model.vocab_size, device=self._device)
         row = batch.sample_sequence.long()
         num_rows = len(row)
-        samples = self._sampler.sample(
+        columns = batch.sampling.take(row)
+        drawn = self._sampler.draw(
             logits[:num_rows],
             batch.positions[batch.sample_index.long()].long() + 1,
-            batch.sampling.take(row),
+            columns,
             inputs,
             masks,
         )
-        self._shared.share(batch, samples.token_ids)
+        self._shared.share(batch, drawn.token_ids)  # before the host waits for them
+        samples = self._sampler.tell(drawn, columns)
         scores = self._sampler.score(
             logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
         )
@@ -173,10 +176,11 @@ class ModelExecutor:
         Raises StepError, as execute_model.
         """
         self._check(batch)
-        return self._run(batch)
+        return self._run(batch)[1]
 
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> torch.Tensor | None:
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The ids that were fed, and what compute_logits returns."""
         layout = self._cache_layout()
         if len(batch.block_copies):
             kv_cache.copy_blocks(self._caches, batch.block_copies)
@@ -187,12 +191,15 @@ class ModelExecutor:
             [inputs.groups[group] for group in self._group_of],
             self._backend,
         )
-        logits = self._model.forward(inputs.input_ids, inputs.positions, inputs.wanted, step)
+        input_ids = self._shared.resolve(batch, inputs.input_ids)
+        logits = self._model.forward(input_ids, inputs.positions, inputs.wanted, step)
         step.finish()
         if len(inputs.wanted) == 0:
-            return None
+            return input_ids, None
         joined = self._parallel.gather_to_sampler(logits)
-        return None if joined is None else joined[:, : self._model.vocab_size].float()
+        if joined is None:
+            return input_ids, None
+        return input_ids, joined[:, : self._model.vocab_size].float()
 
     def _describe(self) -> ModelSpec:
         model = self._model

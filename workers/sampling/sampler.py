@@ -10,7 +10,7 @@ import torch
 from workers.batch import SamplerInputs, SamplingColumns, TokenMasks
 from workers.sampling.draw import Draws, Narrowing, draw_greedy, draw_of_best
 from workers.sampling.edits import Editor
-from workers.sampling.logprobs import Logprobs, compute_logprobs
+from workers.sampling.logprobs import NO_LOGPROBS, Logprobs, compute_logprobs
 from workers.sampling.masks import ceilings, dense_rows
 from workers.sampling.masses import Scale
 from workers.sampling.noise import row_keys
@@ -131,6 +131,8 @@ class Sampler:
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor
     ) -> Logprobs:
         """Logprobs of known tokens [P] under logits [P, V] float32, with num_tops [P] others."""
+        if len(token_ids) == 0:
+            return NO_LOGPROBS
         index = torch.arange(len(token_ids))
         return compute_logprobs(SegmentedRows(logits), index, token_ids.long(), num_tops.long())
 
