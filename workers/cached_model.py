@@ -10,7 +10,7 @@ from workers import kv_cache
 from workers.attention.base import AttentionBackend, StepInputs, build_inputs
 from workers.batch import Batch
 from workers.config import CacheLayout, LayerCacheSpec
-from workers.cuda_graphs import DecodeGraphs, Graph, OnProgress
+from workers.cuda_graphs import DecodeGraphs, Graph, OnProgress, Resolve
 from workers.errors import CacheError, StepError
 from workers.layers.paged_attention import StepPass
 from workers.model_part import ModelPart
@@ -125,18 +125,20 @@ class CachedModel:
         return graphs.num_graphs
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Copies blocks, then runs the forward pass: this rank's logits of the wanted rows.
+    def run(self, batch: Batch, resolve: Resolve) -> tuple[torch.Tensor, torch.Tensor]:
+        """Copies blocks, then runs the forward pass on what `resolve` makes of the batch's ids.
 
-        They are there until the next step.
+        The ids that were fed [T] int32, and this rank's logits of the wanted rows; both are there
+        until the next step.
         """
         layout = self.layout
         if len(batch.block_copies):
             kv_cache.copy_blocks(self._caches, batch.block_copies)
         if self._graphs is not None and self._graphs.covers(batch):
-            return self._graphs.run(batch)
+            return self._graphs.run(batch, resolve)
         inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
-        return self._forward(inputs)
+        inputs = replace(inputs, input_ids=resolve(inputs.input_ids))
+        return inputs.input_ids, self._forward(inputs)
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         step = StepPass(

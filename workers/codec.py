@@ -115,13 +115,14 @@ def input_hash(batch: Batch, input_ids: torch.Tensor) -> int:
     """First 8 bytes of a sha256, as a 64-bit number: what the step reads and writes, and where.
 
     Of input_ids, positions, query_lens, the block copies, and each group's first_blocks and
-    block_ids, whose rows are padded with 0 to the longest. `input_ids` [T] are those that were run.
+    block_ids, whose rows are padded with 0 to the longest. `input_ids` [T] are those that were run,
+    where they were: on a device the hash waits for them.
     """
     digest = hashlib.sha256()
     tables = [part for each in batch.block_tables for part in (each.first_blocks, each.block_ids)]
     fed = (input_ids, batch.positions, batch.query_lens, batch.block_copies)
     for tensor in (*fed, *tables):
-        digest.update(tensor.numpy().astype(INT32, copy=False).tobytes())
+        digest.update(tensor.cpu().numpy().astype(INT32, copy=False).tobytes())
     return int.from_bytes(digest.digest()[:8], "little")
 
 

@@ -16,6 +16,8 @@ from workers.attention.base import AttentionMetadata, StepInputs, build_inputs
 from workers.batch import Batch, BlockTables
 from workers.staging import Staging
 
+# The ids of a step, on the device -> the ids to feed, samples of earlier steps among them.
+Resolve = Callable[[torch.Tensor], torch.Tensor]
 Forward = Callable[[StepInputs], torch.Tensor]  # -> this rank's logits of the wanted rows
 # Captured and in all.
 OnProgress = Callable[[int, int], None]
@@ -132,16 +134,16 @@ class DecodeGraphs:
         )
 
     @torch.inference_mode()
-    def run(self, batch: Batch) -> torch.Tensor:
-        """Logits of the rows, until the next step."""
+    def run(self, batch: Batch, resolve: Resolve) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids that were fed, and logits of the rows, until the next step."""
         rows = len(batch.sequence_ids)
         bucket = next(each for each in self._buckets if each >= rows)
         graph, inputs, logits = self._graphs[bucket]
         padded = pad(batch, bucket, self._scratch_block)
         staged = build_inputs(padded, block_size=self._block_size, staging=self._staging)
-        copy_into(inputs, staged)
+        copy_into(inputs, replace(staged, input_ids=resolve(staged.input_ids)))
         graph.replay()
-        return logits[:rows]
+        return inputs.input_ids[:rows], logits[:rows]
 
 
 def buckets(max_rows: int) -> list[int]:

@@ -5,7 +5,7 @@ It always sees the whole step and remembers no sequence: only weights and the KV
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
@@ -24,6 +24,7 @@ from workers.device import choose_device, default_threads
 from workers.dry_run import measure_model
 from workers.memory import CudaMemory, explaining
 from workers.model_part import ModelPart
+from workers.models.capture import why_not_capturable
 from workers.parallel import TensorParallel
 from workers.sampling.logprobs import Logprobs
 from workers.sampling.sampler import Sampler, Samples
@@ -56,11 +57,11 @@ class ModelExecutor:
         torch.set_num_threads(config.num_threads or default_threads(config.local_world_size))
         self.timings = StepTimings(0, 0)  # of the last step
         self._pending: tuple[Batch, torch.Tensor | None] | None = None  # logits to sample from
-        self._shared = SharedSamples(parallel)
         self._parallel = parallel
         self._local_world_size = config.local_world_size
         self._collective_timeout_s = config.collective_timeout_s
         self._device = choose_device(config)
+        self._shared = SharedSamples(parallel, self._device)
         with explaining("the weights", "set --tp to more, or --quantization fp8"):
             self._model = ModelPart(
                 Path(config.model_path),
@@ -80,7 +81,9 @@ class ModelExecutor:
             self._model,
             self._backend,
             device=self._device,
-            make_graph=graph_maker(self._device, self._backend, enforce_eager=config.enforce_eager),
+            make_graph=graph_maker(
+                self._device, self._backend, self._model, enforce_eager=config.enforce_eager
+            ),
             max_graph_rows=config.max_num_seqs,
         )
         # A checkpoint may name ids past its vocabulary.
@@ -135,15 +138,16 @@ class ModelExecutor:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Runs the forward pass of a step; `sample` follows. Returns the ids it fed, [T] int32.
 
-        The batch was checked when it was decoded.
+        They are on the device, samples of earlier steps among them. The batch was checked when it
+        was decoded.
 
         Raises StepError: the cache isn't there; nothing ran.
         """
         start = perf_counter_ns()
-        batch = replace(batch, input_ids=self._shared.resolve(batch))
-        self._pending = (batch, self._run(batch))
+        input_ids, logits = self._run(batch)
+        self._pending = (batch, logits)
         self.timings = StepTimings((perf_counter_ns() - start) // 1000, 0)
-        return batch.input_ids
+        return input_ids
 
     @torch.inference_mode()
     def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
@@ -163,14 +167,16 @@ class ModelExecutor:
             logits = torch.zeros(0, self._model.vocab_size, device=self._device)
         row = batch.sample_sequence.long()
         num_rows = len(row)
-        samples = self._sampler.sample(
+        columns = batch.sampling.take(row)
+        drawn = self._sampler.draw(
             logits[:num_rows],
             batch.positions[batch.sample_index.long()].long() + 1,
-            batch.sampling.take(row),
+            columns,
             inputs,
             masks,
         )
-        self._shared.share(batch, samples.token_ids)
+        self._shared.share(batch, drawn.token_ids)  # before the host waits for them
+        samples = self._sampler.tell(drawn, columns)
         scores = self._sampler.score(
             logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
         )
@@ -187,15 +193,18 @@ class ModelExecutor:
         Raises StepError, as execute_model.
         """
         self._check(batch)
-        return self._run(batch)
+        return self._run(batch)[1]
 
     @torch.inference_mode()
-    def _run(self, batch: Batch) -> torch.Tensor | None:
-        logits = self._cached.run(batch)
+    def _run(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The ids that were fed, and what compute_logits returns."""
+        input_ids, logits = self._cached.run(batch, partial(self._shared.resolve, batch))
         if len(logits) == 0:
-            return None
+            return input_ids, None
         joined = self._parallel.gather_to_sampler(logits)
-        return None if joined is None else joined[:, : self._model.vocab_size].float()
+        if joined is None:
+            return input_ids, None
+        return input_ids, joined[:, : self._model.vocab_size].float()
 
     def _run_largest_step(self, batch: Batch) -> None:
         self.forward(batch)
@@ -225,14 +234,17 @@ class ModelExecutor:
 
 
 def graph_maker(
-    device: torch.device, backend: AttentionBackend, *, enforce_eager: bool
+    device: torch.device, backend: AttentionBackend, model: ModelPart, *, enforce_eager: bool
 ) -> MakeGraph | None:
     """None where steps are launched kernel by kernel; on cuda the reason is logged."""
     if device.type != "cuda":
         return None
-    reason = "enforce_eager is set" if enforce_eager else None
-    if not backend.is_capturable:
+    if enforce_eager:
+        reason: str | None = "enforce_eager is set"
+    elif not backend.is_capturable:
         reason = f"attention backend {backend.name} reads the device on its way"
+    else:
+        reason = why_not_capturable(model)
     if reason is not None:
         logger.info("no CUDA graphs: %s", reason)
         return None

@@ -110,7 +110,7 @@ class TensorParallel:
     def broadcast_from_sampler(self, tensor: torch.Tensor) -> torch.Tensor:
         """What the sampler's rank has in `tensor`, which is contiguous and overwritten elsewhere.
 
-        A CPU tensor: with NCCL it travels by way of the device.
+        With NCCL a CPU tensor travels by way of the device.
         """
         group = self._group
         if group is None or tensor.numel() == 0:

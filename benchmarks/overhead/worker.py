@@ -3,7 +3,6 @@
 import os
 import threading
 from collections import deque
-from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from time import perf_counter, sleep
@@ -86,11 +85,11 @@ class Sleeper:
     def forward(self, batch: Batch) -> torch.Tensor:
         started = perf_counter()
         due = started + self._pace.step_s
-        batch = replace(batch, input_ids=self._shared.resolve(batch))
+        input_ids = self._shared.resolve(batch, batch.input_ids)
         self._running = (batch, started, due)
         sleep(max(0.0, due - perf_counter()))
         self.timings = StepTimings(int((perf_counter() - started) * 1e6), 0)
-        return batch.input_ids
+        return input_ids
 
     def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
         assert self._running is not None, "sample comes after forward"

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.tensor_attention import TensorAttention
 from tests.tiny_models import Feeder, Row, load_executor, make_batch, save_tiny_model
 from workers import model_executor
 from workers.attention import choice
+from workers.batch import TokenReferences
 from workers.cuda_graphs import buckets, pad
 
 pytestmark = pytest.mark.cpu
@@ -68,7 +70,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[AgainGraph]:
     monkeypatch.setattr(
         model_executor,
         "graph_maker",
-        lambda device, backend, enforce_eager: make if backend.is_capturable else None,
+        lambda device, backend, model, enforce_eager: make if backend.is_capturable else None,
     )
     return made
 
@@ -109,6 +111,29 @@ def test_graphs_give_what_single_kernels_give(folder: Path, graphs: list[AgainGr
 
     assert [graph.rows for graph in graphs] == [11, 8, 4, 2, 1]
     assert [graph.num_replays for graph in graphs] == [3, 1, 2, 1, 1]
+
+
+def test_samples_of_the_step_before_are_fed(folder: Path, graphs: list[AgainGraph]) -> None:
+    """They never pass the host: padded rows and a row that refers to nothing are beside them."""
+    feeder = load_graphed(folder, 4)
+    executor = feeder.executor
+    first = make_batch([feeder.row(number, [5 + number]) for number in range(3)])
+    executor.forward(replace(first, step_id=1, shares_samples=True))
+    sampled, _ = executor.sample()
+    _, b, c = sampled.token_ids.tolist()
+    rows = [feeder.row(number, [0]) for number in range(3)]
+    batch = replace(make_batch(rows), step_id=2)
+    references = TokenReferences(
+        rows=torch.tensor([0, 2]), step_ids=torch.tensor([1, 1]), sample_rows=torch.tensor([2, 1])
+    )
+
+    fed = executor.forward(replace(batch, references=references)).tolist()
+    _, logits = executor._pending
+
+    assert fed == [c, 0, b]
+    told = replace(batch, input_ids=torch.tensor(fed, dtype=torch.int32))
+    assert executor.compute_logits(told).equal(logits)
+    assert sum(graph.num_replays for graph in graphs) == 3
 
 
 def test_what_is_no_plain_decode_step_is_launched_kernel_by_kernel(

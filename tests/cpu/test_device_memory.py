@@ -196,6 +196,21 @@ def test_nccl_waits_for_loading_ranks_and_then_ends_before_the_steps_deadline(
     assert group.options._timeout.total_seconds() == 270.0
 
 
+def test_a_model_that_needs_the_host_has_no_graphs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(model_executor, "why_not_capturable", lambda model: f"{model} loops")
+    backend = SimpleNamespace(name="x", is_capturable=True)
+
+    maker = model_executor.graph_maker(
+        torch.device("cuda", 0), backend, "the model", enforce_eager=False
+    )
+
+    assert maker is None
+    assert "no CUDA graphs: the model loops" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("backend", "enforce_eager", "said"),
     [
@@ -209,7 +224,7 @@ def test_why_there_are_no_graphs_is_logged(
     caplog.set_level("INFO")
     device = torch.device("cuda", 0)
 
-    maker = model_executor.graph_maker(device, backend, enforce_eager=enforce_eager)
+    maker = model_executor.graph_maker(device, backend, None, enforce_eager=enforce_eager)
 
     assert maker is None
     assert "no CUDA graphs: " in caplog.text

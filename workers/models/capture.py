@@ -27,6 +27,8 @@ READS = frozenset(
 )
 INDEXES = frozenset({"index", "index_put", "index_put_", "_index_put_impl_"})
 MASKS = (torch.bool, torch.uint8)
+TO_DEVICE = "copies to the device"
+TO_HOST = "copies to the host"
 
 
 class Model(Protocol):
@@ -84,7 +86,8 @@ def find_need(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
     if target is not None and tensors:
         # A factory of a tensor like another one copies nothing.
         copies = name in ("to", "_to_copy")
-        return "copies between host and device" if copies and _moves(tensors[0], target) else None
+        there, here = (torch.device(each).type != "cpu" for each in (target, tensors[0].device))
+        return (TO_DEVICE if there else TO_HOST) if copies and there != here else None
     if not any(on_device):
         return None
     if name in READS:
@@ -93,16 +96,11 @@ def find_need(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> st
         return "reads the device for a shape"
     if name in INDEXES and any(each is not None and each.dtype in MASKS for each in args[1]):
         return "reads the device for a shape"
+    if name == "copy_" and not all(on_device):
+        return TO_DEVICE if on_device[0] else TO_HOST
     # A single number of the host goes along with the kernel.
-    if name == "copy_" or any(
-        each.dim() > 0 for each, there in zip(tensors, on_device, strict=True) if not there
-    ):
-        return None if all(on_device) else "copies between host and device"
-    return None
-
-
-def _moves(tensor: torch.Tensor, target: Any) -> bool:
-    return (tensor.device.type == "cpu") != (torch.device(target).type == "cpu")
+    pairs = zip(tensors, on_device, strict=True)
+    return TO_DEVICE if any(each.dim() > 0 for each, there in pairs if not there) else None
 
 
 def _caller() -> str:

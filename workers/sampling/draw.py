@@ -30,8 +30,11 @@ class Draws:
     top_p: torch.Tensor  # [n] float64
     cutoff: torch.Tensor  # [n] float32, by min-p: logits below it aren't drawn
     keys: torch.Tensor  # [n] int64, of the noise
+    # What the host knows of them.
+    widest: int = 0  # the largest top_k; 0: none keeps less than all
+    bounded: bool = True  # top-k, or min-p alone, leaves tokens out of some rows
 
-    def take(self, index: torch.Tensor) -> "Draws":
+    def take(self, index: torch.Tensor | slice) -> "Draws":
         return Draws(
             rows=self.rows,
             index=self.index[index],
@@ -40,6 +43,8 @@ class Draws:
             top_p=self.top_p[index],
             cutoff=self.cutoff[index],
             keys=self.keys[index],
+            widest=self.widest,
+            bounded=self.bounded,
         )
 
     def mass_limits(self, totals: torch.Tensor) -> torch.Tensor:
@@ -57,7 +62,7 @@ def draw_greedy(rows: SegmentedRows, index: torch.Tensor) -> torch.Tensor:
 
 def draw_of_best(draws: Draws) -> torch.Tensor:
     """Rows with a top-k: one of the k best tokens, less what top-p and min-p cut; [n]."""
-    ids, values = most_probable(draws.rows, draws.index, draws.top_k)
+    ids, values = most_probable(draws.rows, draws.index, draws.top_k, draws.widest)
     kept = kept_of_best(draws, values)
     scores = draws.scale.apply_(values) + gumbel(draws.keys, TOKEN_DOMAIN, ids)
     return ids.gather(1, scores.masked_fill_(~kept, NEVER).argmax(dim=-1, keepdim=True)).flatten()
@@ -86,8 +91,13 @@ class Narrowing:
         self._masses = _masses_within(draws, self.start)
         self._limits = draws.mass_limits(self._masses.double().sum(dim=-1))
 
+    def draw_once(self) -> torch.Tensor:
+        """Token ids [n], where no row has a top-p: nothing refuses one."""
+        everyone = torch.arange(len(self._draws.index), device=self._draws.index.device)
+        return self._attempt(everyone, self._masses, self.start, 0).ids
+
     def draw(self) -> torch.Tensor:
-        """Token ids [n]."""
+        """Token ids [n]. Of a device one read an attempt: which rows refuse their token."""
         pending = torch.arange(len(self._draws.index), device=self._draws.index.device)
         tokens = torch.empty_like(pending)
         masses, bounds, attempt = self._masses, self.start, 0
@@ -95,8 +105,9 @@ class Narrowing:
             assert attempt < MAX_ATTEMPTS, f"{len(pending)} rows refuse all of {attempt} tokens"
             drawn = self._attempt(pending, masses, bounds, attempt)
             kept, masses = self.judge(pending, drawn)
-            tokens[pending[kept]] = drawn.ids[kept]
-            left = (~kept).nonzero().flatten()
+            tokens[pending] = drawn.ids  # those that are refused, too: others replace them
+            # Rows whose logits are damaged keep any.
+            left = (~kept & self._draws.scale.best[pending].isfinite()).nonzero().flatten()
             pending, masses, bounds = pending[left], masses[left], drawn.take(left)
             attempt += 1
         return tokens
@@ -124,12 +135,16 @@ class Narrowing:
         [n'] bool, and the masses [n', S] of the tokens more probable; zeros where nobody asks.
         """
         draws = self._draws.take(pending)
-        masses = self._masses.new_zeros(len(pending), self._masses.shape[1])
-        asked = (draws.top_p < 1).nonzero().flatten()
-        if len(asked):
-            masses[asked] = segment_masses(
-                draws.rows, draws.index[asked], draws.scale.take(asked), drawn.take(asked)
-            )
+        if draws.rows.is_on_host:
+            masses = self._masses.new_zeros(len(pending), self._masses.shape[1])
+            asked = (draws.top_p < 1).nonzero().flatten()
+            if len(asked):
+                masses[asked] = segment_masses(
+                    draws.rows, draws.index[asked], draws.scale.take(asked), drawn.take(asked)
+                )
+        else:
+            masses = segment_masses(draws.rows, draws.index, draws.scale, drawn)
+            masses.masked_fill_((draws.top_p >= 1)[:, None], 0)
         kept = masses.double().sum(dim=-1) < self._limits[pending]
         return kept & (drawn.values >= draws.cutoff), masses
 
@@ -139,7 +154,14 @@ def _start(draws: Draws) -> Bounds:
     vocab_size = draws.rows.vocab_size
     values = draws.cutoff.masked_fill(draws.top_p < 1, NEVER)
     ids = torch.full_like(draws.index, vocab_size)
-    cut = ((draws.top_k > 0) & (draws.top_k < vocab_size)).nonzero().flatten()
+    if draws.widest == 0:
+        return Bounds(values, ids)
+    if not draws.rows.is_on_host:
+        best = bounds_of_best(draws.rows, draws.index, draws.top_k, draws.widest)
+        first = best.values >= values
+        ids, values = torch.where(first, best.ids, ids), torch.maximum(best.values, values)
+        return Bounds(values, ids)
+    cut = (draws.top_k > 0).nonzero().flatten()
     if len(cut):
         best = bounds_of_best(draws.rows, draws.index[cut], draws.top_k[cut])
         ids[cut] = torch.where(best.values >= values[cut], best.ids, ids[cut])
@@ -149,6 +171,9 @@ def _start(draws: Draws) -> Bounds:
 
 def _masses_within(draws: Draws, bounds: Bounds) -> torch.Tensor:
     """[n, S]; where nothing is left out nothing is compared."""
+    if not draws.bounded or not draws.rows.is_on_host:
+        within = bounds if draws.bounded else None
+        return segment_masses(draws.rows, draws.index, draws.scale, within)
     masses = draws.rows.maxima.new_empty(len(draws.index), draws.rows.maxima.shape[1])
     bounded = bounds.values > NEVER
     for chosen, within in ((bounded, bounds), (~bounded, None)):

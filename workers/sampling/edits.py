@@ -12,6 +12,7 @@ from workers.batch import SamplerInputs, SamplingColumns, TokenMasks
 from workers.sampling.history import Penalties, completed_bad_words, find_penalised
 from workers.sampling.masks import forbidden_pairs
 from workers.sampling.segments import NEVER
+from workers.staging import upload, upload_together
 
 Pairs = tuple[torch.Tensor, torch.Tensor]  # rows and token ids, [n] int64 each
 
@@ -39,23 +40,25 @@ class Editor:
         """
         device = logits.device
         biases = inputs.biases
-        biased = (biases.rows.to(device), biases.token_ids.to(device))
         penalised = find_penalised(inputs.history, columns)
         forbidden = _joined(
             forbidden_pairs(inputs.masks),
             forbidden_pairs(masks),
             self._early_ends(positions, columns),
             completed_bad_words(inputs.bad_words, inputs.history, len(positions)),
-            device=device,
         )
-        touched = _joined(biased, (penalised.rows, penalised.token_ids), forbidden, device=device)
+        touched = _joined(
+            (biases.rows, biases.token_ids), (penalised.rows, penalised.token_ids), forbidden
+        )
         if len(touched[0]) == 0:
             yield False
             return
+        forbidden, touched = _upload(forbidden, device), _upload(touched, device)
         before = logits[touched]
         try:
             if len(biases.rows):
-                logits[biased] = logits[biased] + biases.values.to(device)
+                biased = _upload((biases.rows, biases.token_ids), device)
+                logits[biased] = logits[biased] + upload(biases.values, device)
             if len(penalised.rows):
                 self._penalties.apply(logits, penalised, columns)
             logits[forbidden] = NEVER
@@ -69,9 +72,11 @@ class Editor:
         return rows.repeat_interleave(len(ends)), ends.repeat(len(rows))
 
 
-def _joined(*pairs: Pairs, device: torch.device) -> Pairs:
+def _joined(*pairs: Pairs) -> Pairs:
     rows, ids = zip(*pairs, strict=True)
-    return (
-        torch.cat([part.to(device) for part in rows]),
-        torch.cat([part.to(device) for part in ids]),
-    )
+    return torch.cat(rows), torch.cat(ids)
+
+
+def _upload(pairs: Pairs, device: torch.device) -> Pairs:
+    rows, ids = upload_together(pairs, device)
+    return rows, ids

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from workers.batch import BadWords, SamplingColumns, TokenHistory
+from workers.staging import upload, upload_together
 
 COUNTED_ELEMENTS = 1 << 22  # of the table in which tokens are counted
 
@@ -55,14 +56,21 @@ class Penalties:
     def apply(self, logits: torch.Tensor, tokens: Penalised, columns: SamplingColumns) -> None:
         """Changes logits [R, V] in place."""
         device = logits.device
-        rows, token_ids = tokens.rows.to(device), tokens.token_ids.to(device)
+        rows, token_ids = upload_together((tokens.rows, tokens.token_ids), device)
         counts = self._count(tokens, token_ids, logits.shape[1])
-        factor = columns.repetition_penalty.to(device)[rows]
+        factor, frequency, presence = upload_together(
+            (
+                columns.repetition_penalty[tokens.rows],
+                columns.frequency_penalty[tokens.rows],
+                columns.presence_penalty[tokens.rows],
+            ),
+            device,
+        )
         # A token that occurs twice is written twice, with the same value.
         values = logits[rows, token_ids]
         values = torch.where(values > 0, values / factor, values * factor)
-        values -= columns.frequency_penalty.to(device)[rows] * counts
-        values -= columns.presence_penalty.to(device)[rows] * (counts > 0)
+        values -= frequency * counts
+        values -= presence * (counts > 0)
         # The best of a row must be finite, whatever the factor.
         logits[rows, token_ids] = values.clamp_(max=torch.finfo(values.dtype).max)
 
@@ -74,8 +82,8 @@ class Penalties:
         table = self._table
         if table is None or len(table) < size or table.device != device:
             table = self._table = torch.zeros(size, device=device)
-        keys = (tokens.places % step).to(device) * vocab_size + token_ids
-        outputs = tokens.outputs.to(device)
+        keys = upload(tokens.places % step, device) * vocab_size + token_ids
+        outputs = upload(tokens.outputs, device)
         counts = torch.empty_like(outputs)
         start = 0
         for last in range(step - 1, len(tokens.ends) + step - 1, step):

@@ -7,6 +7,7 @@ import torch
 from workers.sampling.candidates import most_probable
 from workers.sampling.masses import Scale, segment_masses
 from workers.sampling.segments import SegmentedRows
+from workers.staging import upload_together
 
 IMPOSSIBLE = -9999.0  # stands for -inf, which nobody can parse
 
@@ -22,6 +23,15 @@ class Logprobs:
     top_logprobs: torch.Tensor  # [K, n] float32, -inf beyond num_tops
 
 
+NO_LOGPROBS = Logprobs(
+    rows=torch.zeros(0, dtype=torch.int64),
+    logprobs=torch.zeros(0),
+    num_tops=torch.zeros(0, dtype=torch.int64),
+    top_token_ids=torch.zeros(0, 0, dtype=torch.int64),
+    top_logprobs=torch.zeros(0, 0),
+)
+
+
 def compute_logprobs(
     rows: SegmentedRows, index: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor
 ) -> Logprobs:
@@ -30,16 +40,19 @@ def compute_logprobs(
     Of a row with damaged logits the token's is NaN, and there are no others.
     """
     device = rows.values.device
-    here = index.to(device)
+    if len(index) == 0:
+        return NO_LOGPROBS
+    width = int(num_tops.max().clamp(max=rows.vocab_size))
+    here, tokens, counts = upload_together((index, token_ids, num_tops), device)
     best = rows.best[here]
     sound = best.isfinite()
     scale = Scale(best.masked_fill(~sound, 0), torch.ones_like(best))
     total = segment_masses(rows, here, scale).double().sum(dim=-1)
     normalizer = best.double() + total.log()
 
-    own = (rows.values[here, token_ids.to(device)].double() - normalizer).float()
-    counts = num_tops.to(device).clamp(max=rows.vocab_size)
-    top_ids, top_values = most_probable(rows, here, counts)
+    own = (rows.values[here, tokens].double() - normalizer).float()
+    counts = counts.clamp(max=rows.vocab_size)
+    top_ids, top_values = most_probable(rows, here, counts, width)
     tops = (top_values.double() - normalizer[:, None]).float()
     tops.masked_fill_(~sound[:, None], float("-inf"))
     return Logprobs(

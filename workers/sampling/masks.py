@@ -3,6 +3,7 @@
 import torch
 
 from workers.batch import MaskKind, TokenMasks
+from workers.staging import upload
 
 WORD_BITS = 32
 ALLOWS, FORBIDS = float("inf"), float("-inf")  # ceilings of a token's logit
@@ -40,12 +41,12 @@ def ceilings(
         return None
     result = torch.full((len(rows), vocab_size), ALLOWS, device=device)
     if num_allowing:
-        result[place[allowing].to(device)] = FORBIDS
+        result[upload(place[allowing], device)] = FORBIDS
         word_rows, ids = _entries(masks, allowing)
-        result[torch.searchsorted(rows, word_rows).to(device), ids.to(device)] = ALLOWS
+        result[upload(torch.searchsorted(rows, word_rows), device), upload(ids, device)] = ALLOWS
     if num_with_bits:
         bits = _bit_ceilings(masks, with_bits, vocab_size, device)
-        result[place[with_bits].to(device)] = bits
+        result[upload(place[with_bits], device)] = bits
     return result
 
 
@@ -54,8 +55,8 @@ def _bit_ceilings(
 ) -> torch.Tensor:
     starts = (masks.num_words.cumsum(0) - masks.num_words)[chosen]
     words = masks.words[starts[:, None] + torch.arange(-(-vocab_size // WORD_BITS))]
-    octets = words.view(torch.uint8).to(device)
-    looked_up = BYTE_CEILINGS.to(device).index_select(0, octets.flatten().int())
+    octets = upload(words.view(torch.uint8), device)
+    looked_up = upload(BYTE_CEILINGS, device).index_select(0, octets.flatten().int())
     return looked_up.view(len(words), -1)[:, :vocab_size]
 
 

@@ -42,7 +42,7 @@ class Scale:
     best: torch.Tensor  # [n] float32
     temperature: torch.Tensor  # [n] float32, all more than 0
 
-    def take(self, index: torch.Tensor) -> "Scale":
+    def take(self, index: torch.Tensor | slice) -> "Scale":
         return Scale(self.best[index], self.temperature[index])
 
     def apply_(self, values: torch.Tensor) -> torch.Tensor:
@@ -63,6 +63,9 @@ def segment_masses(
     """
     maxima = rows.maxima[index]
     masses = torch.zeros_like(maxima)
+    if not rows.is_on_host:
+        _set_all(masses, rows, index, scale, bounds)
+        return masses
     if bounds is None:
         limits = None
         live = maxima >= LEAST  # -inf adds nothing
@@ -79,6 +82,34 @@ def segment_masses(
     if bounds is not None:
         _add_equals(masses, rows, index, scale, bounds)
     return masses
+
+
+def _set_all(
+    masses: torch.Tensor,
+    rows: SegmentedRows,
+    index: torch.Tensor,
+    scale: Scale,
+    bounds: Bounds | None,
+) -> None:
+    """Sets all masses [n, S], without a look at which segments have any."""
+    num_full = rows.num_full_segments
+    factors = scale.factors()
+    limits = None if bounds is None else _limits(bounds, masses.shape[1])
+    for piece in pieces(len(index), masses.shape[1] * SEGMENT, masses.device):
+        here = index[piece]
+        parts = [(slice(0, num_full), rows.take_full(here))]
+        tail = rows.take_tail(here)
+        if tail is not None:
+            parts.append((slice(num_full, num_full + 1), tail[:, None]))
+        for part, values in parts:
+            within = None if limits is None else _above(values, limits[piece, part, None])
+            best, factor = scale.best[piece, None, None], factors[piece, None, None]
+            values.sub_(best).mul_(factor).exp2_()
+            if within is not None:
+                values.mul_(within)
+            masses[piece, part] = values.sum(dim=-1)
+    if bounds is not None:
+        _add_equals(masses, rows, index, scale, bounds)
 
 
 def _add_whole_rows(
@@ -150,7 +181,7 @@ def _limits(bounds: Bounds, num_segments: int) -> torch.Tensor:
     In a segment that lies before the bound's id, tokens that equal the bound are within it, too.
     """
     ends = torch.arange(1, num_segments + 1, device=bounds.ids.device) * SEGMENT
-    below = bounds.values.nextafter(bounds.values.new_tensor(NEVER))
+    below = bounds.values.nextafter(torch.full_like(bounds.values, NEVER))
     return torch.where(ends <= bounds.ids[:, None], below[:, None], bounds.values[:, None])
 
 

@@ -1,8 +1,8 @@
 """From logits to tokens: checks, edits, masks, then a draw by the rule of each row."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -10,11 +10,12 @@ import torch
 from workers.batch import SamplerInputs, SamplingColumns, TokenMasks
 from workers.sampling.draw import Draws, Narrowing, draw_greedy, draw_of_best
 from workers.sampling.edits import Editor
-from workers.sampling.logprobs import Logprobs, compute_logprobs
+from workers.sampling.logprobs import NO_LOGPROBS, Logprobs, compute_logprobs
 from workers.sampling.masks import ceilings, dense_rows
 from workers.sampling.masses import Scale
 from workers.sampling.noise import row_keys
 from workers.sampling.segments import NEVER, SegmentedRows, pieces
+from workers.staging import Arriving, upload, upload_together
 
 # A top-k up to the last of these has its tokens picked and sorted, and rows up to the same one go
 # together: what is as wide as the widest of them costs the others little.
@@ -47,6 +48,27 @@ class AdjustedRows:
     numbers: torch.Tensor  # [n] int64, of R; CPU
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What was drawn for R rows, where the logits are: nobody has waited for it."""
+
+    token_ids: torch.Tensor  # [R] int64, 0 where the row has a fault
+    raw: SegmentedRows  # before any parameter
+    arriving: Arriving  # token ids and faults, [R] int64 and [R] uint8
+
+
+class Rule(IntEnum):
+    """How a row is drawn, by its own parameters alone."""
+
+    GREEDY = 0
+    # A top-k up to each of NARROW.
+    TOP_32 = 1
+    TOP_128 = 2
+    TOP_512 = 3
+    ONCE = 4  # nothing refuses the token that is drawn
+    NARROWING = 5
+
+
 class Sampler:
     """Stateless but for scratch memory."""
 
@@ -55,7 +77,6 @@ class Sampler:
         self._editor = Editor(torch.tensor(eos_token_ids, dtype=torch.int64))
         self._masked: torch.Tensor | None = None  # float32, rows under a dense mask
 
-    @torch.inference_mode()
     def sample(
         self,
         logits: torch.Tensor,
@@ -70,22 +91,39 @@ class Sampler:
         are those of the sampled tokens. A token must be allowed by `masks` as well as by those of
         `inputs`.
         """
-        num_rows = len(positions)
-        token_ids = torch.zeros(num_rows, dtype=torch.int64)
+        return self.tell(self.draw(logits, positions, columns, inputs, masks), columns)
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        columns: SamplingColumns,
+        inputs: SamplerInputs,
+        masks: TokenMasks,
+    ) -> Drawn:
+        """As `sample`, but without waiting for the device; `tell` does."""
         raw = SegmentedRows(logits)
-        sound = raw.best.isfinite().cpu()
-        faults = torch.where(sound, Fault.NONE, Fault.INVALID_LOGITS).to(torch.uint8)
+        token_ids = torch.zeros(len(positions), dtype=torch.int64, device=logits.device)
         with self.adjusted(raw, positions, columns, inputs, masks) as groups:
+            best = _best_of(groups)
+            faults = find_faults(raw.best, best)
             for group in groups:
-                best = group.rows.best[group.index.to(logits.device)].cpu()
-                here = sound[group.numbers]
-                faults[group.numbers[here & (best == NEVER)]] = Fault.EMPTY_SUPPORT
-                damaged = here & ~best.isfinite() & (best != NEVER)
-                faults[group.numbers[damaged]] = Fault.INVALID_LOGITS
-                self._draw(token_ids, group, best, positions, columns, faults == Fault.NONE)
-        asked = (columns.num_logprobs >= 0) & (faults == Fault.NONE)
-        told = asked.nonzero().flatten()
-        logprobs = compute_logprobs(raw, told, token_ids[told], columns.num_logprobs[told].long())
+                here = torch.arange(len(group.numbers))
+                if raw.is_on_host:  # where looking is free, rows with a fault aren't drawn
+                    here = (faults[group.numbers] == Fault.NONE).nonzero().flatten()
+                if len(here):
+                    self._draw(token_ids, group, here, best, positions, columns)
+        token_ids.masked_fill_(faults != Fault.NONE, 0)
+        return Drawn(token_ids, raw, Arriving((token_ids, faults)))
+
+    @torch.inference_mode()
+    def tell(self, drawn: Drawn, columns: SamplingColumns) -> Samples:
+        """Waits for what was drawn by `columns`."""
+        token_ids, faults = drawn.arriving.wait()
+        told = ((columns.num_logprobs >= 0) & (faults == Fault.NONE)).nonzero().flatten()
+        tops = columns.num_logprobs[told].long()
+        logprobs = compute_logprobs(drawn.raw, told, token_ids[told], tops)
         return Samples(token_ids=token_ids, faults=faults, logprobs=logprobs)
 
     @torch.inference_mode()
@@ -93,6 +131,8 @@ class Sampler:
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor
     ) -> Logprobs:
         """Logprobs of known tokens [P] under logits [P, V] float32, with num_tops [P] others."""
+        if len(token_ids) == 0:
+            return NO_LOGPROBS
         index = torch.arange(len(token_ids))
         return compute_logprobs(SegmentedRows(logits), index, token_ids.long(), num_tops.long())
 
@@ -131,7 +171,7 @@ class Sampler:
         masked = self._masked[:size].view(-1, vocab_size)
         for piece in pieces(len(numbers), vocab_size, device):
             here = numbers[piece]
-            part = logits[here.to(device)]
+            part = logits[upload(here, device)]
             for masks in all_masks:
                 limit = ceilings(masks, here, vocab_size, device)
                 if limit is not None:
@@ -143,28 +183,62 @@ class Sampler:
         self,
         token_ids: torch.Tensor,
         group: AdjustedRows,
+        here: torch.Tensor,
         best: torch.Tensor,
         positions: torch.Tensor,
         columns: SamplingColumns,
-        sound: torch.Tensor,
     ) -> None:
-        """Sets token_ids [R] of the group's rows that are `sound` [R]; best [n], all on the CPU."""
-        wanted = sound[group.numbers]
-        greedy = columns.temperature[group.numbers] == 0
-        top_k = columns.top_k[group.numbers]
-        cut = (top_k > 0) & (top_k < group.rows.vocab_size)
-        device = group.rows.values.device
-        here = (wanted & greedy).nonzero().flatten()
-        if len(here):
-            drawn = draw_greedy(group.rows, group.index[here].to(device))
-            token_ids[group.numbers[here]] = drawn.cpu()
-        width = torch.bucketize(top_k, NARROW).masked_fill_(~cut, len(NARROW))
-        rules = [draw_of_best] * len(NARROW) + [_draw_by_narrowing]
-        for number, draw in enumerate(rules):
-            here = (wanted & ~greedy & (width == number)).nonzero().flatten()
-            if len(here):
-                draws = make_draws(group, here, best[here], positions, columns)
-                token_ids[group.numbers[here]] = draw(draws).cpu()
+        """Sets token_ids [R] of the group's rows `here` [n], by the best logits [R] of all."""
+        rules = find_rules(columns, group.numbers[here], group.rows.vocab_size)
+        counts = rules.bincount(minlength=len(Rule)).tolist()
+        if group.rows.is_on_host and counts[Rule.ONCE] and counts[Rule.NARROWING]:
+            # One pass for both: there it costs nothing to ask whether a token is refused.
+            rules.masked_fill_(rules == Rule.ONCE, Rule.NARROWING)
+            counts[Rule.NARROWING] += counts[Rule.ONCE]
+            counts[Rule.ONCE] = 0
+        if max(counts) < len(here):
+            here = here[rules.argsort(stable=True)]  # rows of a rule one after the other
+        numbers = upload(group.numbers[here], token_ids.device)
+        if counts[Rule.GREEDY] == len(here):
+            index = upload(group.index[here], token_ids.device)
+            token_ids[numbers] = draw_greedy(group.rows, index)
+            return
+        draws = make_draws(group, here, best[numbers], positions, columns)
+        start = 0
+        for rule, count in zip(Rule, counts, strict=True):
+            if count:
+                part = slice(start, start + count)
+                own = _part(draws, part, columns, group.numbers[here[part]])
+                token_ids[numbers[part]] = RULES[rule](own)
+                start += count
+
+
+def find_faults(raw_best: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """[R] uint8 from the best logits [R] of the rows as they came and as they are to be drawn."""
+    unfit = torch.where(best == NEVER, Fault.EMPTY_SUPPORT, Fault.INVALID_LOGITS)
+    faults = unfit.masked_fill_(best.isfinite(), Fault.NONE)
+    return faults.masked_fill_(~raw_best.isfinite(), Fault.INVALID_LOGITS).to(torch.uint8)
+
+
+def _best_of(groups: Sequence[AdjustedRows]) -> torch.Tensor:
+    """The best logit [R] of every row."""
+    free, *others = groups
+    if not others:
+        return free.rows.best
+    best = free.rows.best.clone()
+    for group in others:
+        best[upload(group.numbers, best.device)] = group.rows.best
+    return best
+
+
+def find_rules(columns: SamplingColumns, numbers: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """[n] int64, the Rule of the rows `numbers` [n]."""
+    top_k = columns.top_k[numbers]
+    # What min-p or a top-k alone leave out is left out beforehand.
+    rules = torch.where(columns.top_p[numbers] < 1, Rule.NARROWING, Rule.ONCE)
+    narrow = (top_k > 0) & (top_k < vocab_size) & (top_k <= NARROW[-1])
+    rules = torch.where(narrow, torch.bucketize(top_k, NARROW) + Rule.TOP_32, rules)
+    return rules.masked_fill_(columns.temperature[numbers] == 0, Rule.GREEDY)
 
 
 def make_draws(
@@ -174,22 +248,50 @@ def make_draws(
     positions: torch.Tensor,
     columns: SamplingColumns,
 ) -> Draws:
-    """Of the group's rows `here` [n], whose temperature is no 0 and whose best logits are given."""
-    device = group.rows.values.device
+    """Of the group's rows `here` [n], whose best logits [n] are given, where the logits are."""
     numbers = group.numbers[here]
-    temperature = columns.temperature[numbers]
-    below_best = temperature.double() * columns.min_p[numbers].double().log()
-    cutoff = (best.double() + below_best).float()
+    temperature = columns.temperature[numbers].double()
+    top_k = columns.top_k[numbers].long()
+    index, top_k, keys, temperature, top_p, below_best = upload_together(
+        (
+            group.index[here],
+            top_k.masked_fill_(top_k >= group.rows.vocab_size, 0),
+            row_keys(columns.seed[numbers], positions[numbers].long()),
+            temperature,
+            columns.top_p[numbers].double(),
+            temperature * columns.min_p[numbers].double().log(),
+        ),
+        best.device,
+    )
     return Draws(
         rows=group.rows,
-        index=group.index[here].to(device),
-        scale=Scale(best.to(device), temperature.to(device)),
-        top_k=columns.top_k[numbers].long().to(device),
-        top_p=columns.top_p[numbers].double().to(device),
-        cutoff=cutoff.to(device),
-        keys=row_keys(columns.seed[numbers], positions[numbers].long()).to(device),
+        index=index,
+        scale=Scale(best, temperature.float()),
+        top_k=top_k,
+        top_p=top_p,
+        cutoff=(best.double() + below_best).float(),
+        keys=keys,
+        widest=group.rows.vocab_size,
     )
 
 
-def _draw_by_narrowing(draws: Draws) -> torch.Tensor:
-    return Narrowing(draws).draw()
+def _part(draws: Draws, rows: slice, columns: SamplingColumns, numbers: torch.Tensor) -> Draws:
+    """The rows `numbers`, and what the host knows of them."""
+    top_k = columns.top_k[numbers]
+    widest = int(top_k.masked_fill_(top_k >= draws.rows.vocab_size, 0).max())
+    bounded = widest > 0 or bool((columns.min_p[numbers] > 0).any())
+    return replace(draws.take(rows), widest=widest, bounded=bounded)
+
+
+def _draw_greedy(draws: Draws) -> torch.Tensor:
+    return draw_greedy(draws.rows, draws.index)
+
+
+RULES: Mapping[Rule, Callable[[Draws], torch.Tensor]] = {
+    Rule.GREEDY: _draw_greedy,
+    Rule.TOP_32: draw_of_best,
+    Rule.TOP_128: draw_of_best,
+    Rule.TOP_512: draw_of_best,
+    Rule.ONCE: lambda draws: Narrowing(draws).draw_once(),
+    Rule.NARROWING: lambda draws: Narrowing(draws).draw(),
+}

@@ -39,14 +39,23 @@ class SegmentedRows:
         self.best = maxima.amax(dim=-1)  # [R], NaN where any value of the row is
 
     @property
+    def is_on_host(self) -> bool:
+        """There it's cheap to look before computing; from a device it would have to be read."""
+        return self.values.device.type == "cpu"
+
+    @property
     def num_full_segments(self) -> int:
         number: int = self._body.shape[1]
         return number
 
-    def take_full(self, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def take_full(self, rows: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """All full segments of rows [n], copied to `out` [n, full segments, SEGMENT]."""
         taken: torch.Tensor = torch.index_select(self._body, 0, rows, out=out)
         return taken
+
+    def take_tail(self, rows: torch.Tensor) -> torch.Tensor | None:
+        """The last segment of rows [n], [n, SEGMENT] padded with -inf; None where it is full."""
+        return None if self._tail is None else self._tail[rows]
 
     def take(self, rows: torch.Tensor, segments: torch.Tensor) -> torch.Tensor:
         """Segments of rows [n], [n] -> values [n, SEGMENT], padded with -inf: a copy."""
@@ -58,9 +67,12 @@ class SegmentedRows:
         taken = self._body[rows, segments.clamp(max=num_full - 1)]
         if self._tail is None:
             return taken
-        at_tail = (segments == num_full).nonzero().flatten()
-        taken[at_tail] = self._tail[rows[at_tail]]
-        return taken
+        at_tail = segments == num_full
+        if self.is_on_host:
+            places = at_tail.nonzero().flatten()
+            taken[places] = self._tail[rows[places]]
+            return taken
+        return torch.where(at_tail[:, None], self._tail[rows], taken)
 
 
 def pieces(count: int, size: int, device: torch.device) -> Iterator[slice]:
