@@ -75,6 +75,11 @@ class EngineConfig:
     attention: Literal["auto", "flash_attn", "torch_varlen", "triton", "reference"] = option(
         "auto", "Attention backend; auto takes the first that suits model and device."
     )
+    deterministic: bool = option(
+        False,
+        "A request's logits have the same bits alone, in any batch and in any chunks, in bfloat16 "
+        "too. Slower; models with experts are refused.",
+    )
 
     kv_memory: int | None = option(
         None,

@@ -142,6 +142,7 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
         dtype=request.dtype,
         device=request.device,
         attention=request.attention,
+        deterministic=request.deterministic,
         num_threads=request.num_threads,
         local_world_size=request.local_world_size,
         max_num_batched_tokens=request.max_num_batched_tokens,

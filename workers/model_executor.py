@@ -66,6 +66,7 @@ class ModelExecutor:
                 Path(config.model_path),
                 random_weights=config.random_weights,
                 dtype=config.dtype,
+                deterministic=config.deterministic,
                 device=self._device,
                 parallel=parallel,
                 on_progress=on_progress,
@@ -75,6 +76,7 @@ class ModelExecutor:
             [call.shape for call in self._model.calls],
             dtype=self._model.dtype,
             device=self._device,
+            deterministic=config.deterministic,
         )
         self._cached = CachedModel(
             self._model,

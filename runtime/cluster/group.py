@@ -235,6 +235,7 @@ class WorkerGroup:
             dtype=config.dtype,
             device=config.device,
             attention=config.attention,
+            deterministic=config.deterministic,
             num_threads=config.threads_per_rank,
             local_world_size=sum(other.node == address.node for other in self._addresses),
             max_num_batched_tokens=config.max_num_batched_tokens,

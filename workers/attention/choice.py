@@ -1,8 +1,9 @@
 """Which attention backend serves a model on a device."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 
@@ -13,24 +14,47 @@ from workers.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
-# Makes the backend for a model's calls. Raises UnsuitedError.
-Make = Callable[[Sequence[AttentionShape], torch.dtype, torch.device], AttentionBackend]
+
+class Make(Protocol):
+    """Makes the backend for a model's calls."""
+
+    def __call__(
+        self,
+        shapes: Sequence[AttentionShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
+    ) -> AttentionBackend:
+        """Where `deterministic` a query's bits depend on its sequence alone.
+
+        Raises UnsuitedError: it can't.
+        """
+        ...
 
 
 def _triton(
-    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    shapes: Sequence[AttentionShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     if find_spec("triton") is None:
         raise UnsuitedError("triton isn't installed")
     from workers.attention.triton import make
 
-    return make(shapes, dtype, device)
+    return make(shapes, dtype, device, deterministic=deterministic)
 
 
 def _reference(
-    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    shapes: Sequence[AttentionShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> AttentionBackend:
-    return ReferenceAttention()
+    return ReferenceAttention(deterministic=deterministic)
 
 
 # The first that suits is taken. Each imports what it needs when it is made.
@@ -45,7 +69,12 @@ GPU_BACKENDS = frozenset({"triton"})
 
 
 def choose(
-    name: str, shapes: Sequence[AttentionShape], *, dtype: torch.dtype, device: torch.device
+    name: str,
+    shapes: Sequence[AttentionShape],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     """`name` is a backend's, or auto. `shapes` has one entry per attention call of the model.
 
@@ -56,7 +85,7 @@ def choose(
         if make is None:
             raise ModelError(f"attention={name} must be auto, {', '.join(BACKENDS)}")
         try:
-            return make(shapes, dtype, device)
+            return make(shapes, dtype, device, deterministic=deterministic)
         except UnsuitedError as error:
             raise ModelError(
                 f"attention={name} can't serve this: {error}; use attention=auto"
@@ -67,7 +96,7 @@ def choose(
             reasons.append(f"{each}: not on {device.type}")
             continue
         try:
-            backend = make(shapes, dtype, device)
+            backend = make(shapes, dtype, device, deterministic=deterministic)
         except UnsuitedError as error:
             reasons.append(f"{each}: {error}")
             continue
