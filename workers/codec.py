@@ -143,6 +143,8 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
         device=request.device,
         attention=request.attention,
         deterministic=request.deterministic,
+        quantization=request.quantization or "none",
+        kv_cache_dtype=request.kv_cache_dtype or "auto",
         num_threads=request.num_threads,
         local_world_size=request.local_world_size,
         max_num_batched_tokens=request.max_num_batched_tokens,

@@ -236,6 +236,8 @@ class WorkerGroup:
             device=config.device,
             attention=config.attention,
             deterministic=config.deterministic,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
             num_threads=config.threads_per_rank,
             local_world_size=sum(other.node == address.node for other in self._addresses),
             max_num_batched_tokens=config.max_num_batched_tokens,

@@ -41,8 +41,8 @@ def draw_texts(seed: int) -> list[list[int]]:
 
 
 @contextmanager
-def loaded(folder: Path, *, tp: int = 1, dtype: str = "float32", deterministic: bool = True):
-    with load_ranks(folder, tp=tp, dtype=dtype, deterministic=deterministic) as ranks:
+def loaded(folder: Path, *, dtype: str = "float32", deterministic: bool = True, **changes: object):
+    with load_ranks(folder, dtype=dtype, deterministic=deterministic, **changes) as ranks:
         yield Feeder(JoinedRanks(ranks), num_blocks=1024)
 
 
@@ -151,6 +151,16 @@ def test_without_the_option_bits_differ(folders):
     if not differing:
         pytest.skip("this machine's kernels give a row the same bits in any batch")
     assert differing > 100
+
+
+def test_also_with_weights_and_cache_in_fp8(folders):
+    texts = draw_texts(3)
+    formats = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+    with loaded(folders["llama"], dtype="bfloat16", **formats) as feeder:
+        expected = token_by_token(feeder, texts)
+
+        assert num_different(in_one_piece(feeder, texts), expected) == 0
+        assert num_different(in_random_batches(feeder, texts, 5), expected) == 0
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ SHAPES = [(1, 64, 96), (3, 33, 7), (70, 100, 130), (64, 32, 64), (0, 16, 16)]
 # In a process of its own: triton reads the variable when a kernel is made.
 SCRIPT = """
 import json, sys, torch
-from workers.layers.triton_matmul import triton_linear
+from workers.layers.triton_matmul import triton_linear, triton_scaled_linear
 
 errors, alike = [], []
 generator = torch.Generator().manual_seed(3)
@@ -34,6 +34,13 @@ for dtype in (torch.float32, torch.float16):
             alike += [torch.equal(triton_linear(x[:n], w, bias), y[0, :n])
                       for n in range(1, rows, 9)]
             assert torch.equal(triton_linear(x, w.T.contiguous().T, bias), y[0])
+            scale = torch.rand(outputs, generator=generator) + 0.5
+            small = w.to(torch.float8_e4m3fn)
+            y = triton_scaled_linear(x, small, scale, bias)
+            wanted = x.double() @ small.double().T * scale.double()
+            wanted += 0 if bias is None else bias.double()
+            error = (y.double() - wanted).abs() / (1 + wanted.abs())
+            errors.append(float(error.max()) / torch.finfo(dtype).eps if rows else 0.0)
 print(json.dumps({"error": max(errors), "alike": all(alike), "rows": len(alike)}))
 """
 

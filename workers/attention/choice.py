@@ -75,8 +75,11 @@ def choose(
     dtype: torch.dtype,
     device: torch.device,
     deterministic: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """`name` is a backend's, or auto. `shapes` has one entry per attention call of the model.
+
+    The cache has `cache_dtype`; None is `dtype`.
 
     Raises ModelError: there is no such backend, or it doesn't suit.
     """
@@ -85,7 +88,8 @@ def choose(
         if make is None:
             raise ModelError(f"attention={name} must be auto, {', '.join(BACKENDS)}")
         try:
-            return make(shapes, dtype, device, deterministic=deterministic)
+            backend = make(shapes, dtype, device, deterministic=deterministic)
+            return _check_cache(backend, dtype, cache_dtype)
         except UnsuitedError as error:
             raise ModelError(
                 f"attention={name} can't serve this: {error}; use attention=auto"
@@ -97,9 +101,19 @@ def choose(
             continue
         try:
             backend = make(shapes, dtype, device, deterministic=deterministic)
+            _check_cache(backend, dtype, cache_dtype)
         except UnsuitedError as error:
             reasons.append(f"{each}: {error}")
             continue
         logger.info("attention backend %s (%s)", each, "; ".join(reasons) or "the first choice")
         return backend
     raise ModelError(f"no attention backend can serve this: {'; '.join(reasons)}")
+
+
+def _check_cache(
+    backend: AttentionBackend, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> AttentionBackend:
+    """Raises UnsuitedError: it can't read such a cache. Backends say so by `takes_fp8_cache`."""
+    if cache_dtype not in (None, dtype) and not getattr(backend, "takes_fp8_cache", False):
+        raise UnsuitedError("it reads no KV cache in fp8")
+    return backend

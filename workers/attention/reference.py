@@ -15,6 +15,7 @@ class ReferenceAttention:
     name = "reference"
     block_size_multiple = 1
     is_capturable = False
+    takes_fp8_cache = True
 
     def __init__(self, *, deterministic: bool = False) -> None:
         """Where `deterministic`, one query at a time: its bits depend on its sequence alone."""
@@ -101,7 +102,7 @@ def _attend_one(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Query [Q, Hq, K], key [L, H, K], value [L, H, V] -> [Q, Hq, V] in value's dtype."""
+    """Query [Q, Hq, K], key [L, H, K], value [L, H, V] -> [Q, Hq, V] in query's dtype."""
     num_queries, num_heads, _ = query.shape
     # The heads that share a KV head become rows of one matrix: [H, Hq / H * Q, K].
     grouped = query.float().transpose(0, 1).reshape(key.shape[1], -1, query.shape[2])
@@ -116,4 +117,4 @@ def _attend_one(
         scores = torch.cat((scores, by_row), dim=-1)
     weights = scores.softmax(dim=-1)[..., : key.shape[0]]  # what a sink gets is lost
     attended = weights @ value.float().transpose(0, 1)
-    return attended.reshape(num_heads, num_queries, -1).transpose(0, 1).to(value.dtype)
+    return attended.reshape(num_heads, num_queries, -1).transpose(0, 1).to(query.dtype)

@@ -10,7 +10,6 @@ from typing import Protocol
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
 from workers.parallel import Shard, TensorParallel
 
@@ -81,25 +80,6 @@ class TransposedWeights:
         self, layer: nn.Module, inputs: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         return self.product(inputs, layer.get_parameter("weight").T, bias)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearMethods:
-    """Which method linear layers get."""
-
-    product: Product = functional.linear
-
-    @property
-    def replace_all(self) -> bool:
-        """Whether layers that aren't cut need one too."""
-        return self.product is not functional.linear
-
-    def of(self, module: nn.Module) -> LinearMethod | None:
-        """How a module stores its weights; None where it is no linear layer that can be cut."""
-        # Subclasses compute something else.
-        if type(module) is nn.Linear:
-            return PlainWeights(self.product)
-        return TransposedWeights(self.product) if type(module) is Conv1D else None
 
 
 def empty_part(tensor: torch.Tensor, shard: Shard) -> nn.Parameter:

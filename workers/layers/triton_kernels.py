@@ -7,18 +7,20 @@ import triton.language as tl
 @triton.jit
 def matmul(
     x,  # [M, K]
-    w,  # [N, K]
+    w,  # [N, K], of x's dtype or of 8 bits
+    scale,  # [N] float32, or not read
     bias,  # [N], or not read
     y,  # [M, N]
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     TILE_M: tl.constexpr,
     TILE_N: tl.constexpr,
     TILE_K: tl.constexpr,
 ):
-    """One program makes one tile of y = x w^T + bias. All tensors are contiguous.
+    """One program makes one tile of y = scale x w^T + bias. All tensors are contiguous.
 
     It goes through K alone and in order, in float32: a row's bits depend on no other row.
     """
@@ -37,7 +39,9 @@ def matmul(
             mask=(columns < N)[None, :] & (inner < K)[:, None],
             other=0.0,
         )
-        total = tl.dot(left, right, total, input_precision="ieee")
+        total = tl.dot(left, right.to(x.dtype.element_ty), total, input_precision="ieee")
+    if HAS_SCALE:
+        total *= tl.load(scale + columns, mask=columns < N, other=0.0)[None, :]
     if HAS_BIAS:
         total += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     tl.store(

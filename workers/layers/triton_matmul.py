@@ -15,6 +15,22 @@ def triton_linear(
 
     float32 is multiplied as such, not as TF32.
     """
+    return _multiply(inputs, weight, None, bias)
+
+
+def triton_scaled_linear(
+    inputs: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """As triton_linear; the weight has 8 bits, and each output a scale [out] float32."""
+    return _multiply(inputs, weight, scale, bias)
+
+
+def _multiply(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
     rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
     weight = weight.contiguous()
     num_rows, (num_outputs, num_inputs) = len(rows), weight.shape
@@ -24,11 +40,13 @@ def triton_linear(
         matmul[grid](
             rows,
             weight,
+            rows if scale is None else scale,
             rows if bias is None else bias.contiguous(),
             outputs,
             num_rows,
             N=num_outputs,
             K=num_inputs,
+            HAS_SCALE=scale is not None,
             HAS_BIAS=bias is not None,
             TILE_M=TILE_M,
             TILE_N=TILE_N,

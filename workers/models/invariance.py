@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from transformers.activations import ACT2CLS
 
 from workers.errors import ModelError
-from workers.layers.linear import ColumnParallelLinear, LinearMethods, Product, RowParallelLinear
+from workers.layers.linear import ColumnParallelLinear, RowParallelLinear
 from workers.layers.paged_attention import HeadShard, ProbePass
 from workers.layers.row_forwards import NormTiles, WholeVectors
-from workers.layers.row_tiles import TILE_ROWS, tiled_linear
+from workers.layers.row_tiles import TILE_ROWS
 from workers.models.probe import Forward
 
 ELEMENTWISE = frozenset(each[0] if isinstance(each, tuple) else each for each in ACT2CLS.values())
@@ -25,26 +25,8 @@ NUM_ROWS = TILE_ROWS + 9
 PLACES = (0, 1, 18, TILE_ROWS + 3, NUM_ROWS - 1)
 
 
-def invariant_methods(device: torch.device) -> LinearMethods:
-    """Raises ModelError: the device needs triton, which isn't installed."""
-    if device.type == "cpu":
-        return LinearMethods(product=tiled_linear)
-    return LinearMethods(product=_triton_product())
-
-
-def _triton_product() -> Product:
-    try:
-        from workers.layers.triton_matmul import triton_linear
-    except ImportError as error:
-        raise ModelError(
-            f"deterministic needs triton on this device, which can't be imported ({error}): "
-            f"install it, or {OTHERWISE}"
-        ) from error
-    return triton_linear
-
-
 def make_invariant(model: PreTrainedModel, device: torch.device) -> None:
-    """Of a model whose linear layers have `invariant_methods`.
+    """Of a model whose linear layers are so already, by their methods.
 
     Raises ModelError: a module multiplies matrices by itself.
     """

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedModel
 
-from workers.layers.linear import LinearMethods
+from workers.layers.linear_methods import LinearMethods
 
 # Styles that change nothing in inference.
 WHOLE = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate"})

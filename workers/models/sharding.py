@@ -10,10 +10,11 @@ from workers.errors import ModelError
 from workers.layers.embedding import shard_embedding
 from workers.layers.linear import (
     ColumnParallelLinear,
-    LinearMethods,
+    LinearMethod,
     RowParallelLinear,
     empty_part,
 )
+from workers.layers.linear_methods import LinearMethods
 from workers.layers.paged_attention import HeadShard
 from workers.layers.partial import DividedForward, SummedForward
 from workers.models.heads import Heads, check_heads, heads_of, num_heads, tell_heads
@@ -51,13 +52,32 @@ def shard_model(
         check_heads(num_heads(model), parallel.size)
         sharding = _Cutter(model, parallel, methods).cut()
     if methods.replace_all:
-        for name, module in list(model.named_modules()):
-            method = methods.of(module)
-            if method is not None:
-                outputs = method.features(module)[1]
-                whole = Shard(dim=0, ranges=((0, outputs),), size=outputs)
-                model.set_submodule(name, ColumnParallelLinear(module, whole, method))
+        _replace_whole(model, methods)
     return sharding
+
+
+def check_quantisable(model: PreTrainedModel) -> None:
+    """Raises ModelError: most of the model may lie outside its linear layers."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 2:
+            path = name.rpartition(".")[0]
+            kind = type(model.get_submodule(path)).__name__
+            raise ModelError(
+                f"{type(model).__name__}: quantization=fp8 covers linear layers, and {kind} "
+                f"({path}) has weights of its own: serve it with --quantization none"
+            )
+
+
+def _replace_whole(model: PreTrainedModel, methods: LinearMethods) -> None:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for name, module in list(model.named_modules()):
+        method: LinearMethod | None = methods.of(module)
+        if module is head:
+            method = methods.of_head(module)
+        if method is not None:
+            outputs = method.features(module)[1]
+            whole = Shard(dim=0, ranges=((0, outputs),), size=outputs)
+            model.set_submodule(name, ColumnParallelLinear(module, whole, method))
 
 
 class _Cutter:
@@ -116,7 +136,7 @@ class _Cutter:
         """Cuts embedding and head by vocabulary; returns their names."""
         embedding = self._model.get_input_embeddings()
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        method = self._methods.of(head)
+        method = self._methods.of_head(head)
         if not isinstance(embedding, nn.Embedding) or method is None:
             raise ModelError(
                 f"{self._kind}: {type(embedding).__name__} and {type(head).__name__} can't be cut "
