@@ -78,7 +78,7 @@ class OpenRendezvousReply(_message.Message):
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
-    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_fraction", "enforce_eager", "collective_timeout_s", "interface", "address")
+    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_fraction", "enforce_eager", "collective_timeout_s", "deterministic", "quantization", "kv_cache_dtype", "interface", "address")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,9 @@ class InitializeRequest(_message.Message):
     GPU_MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
     ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISTIC_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_FIELD_NUMBER: _ClassVar[int]
+    KV_CACHE_DTYPE_FIELD_NUMBER: _ClassVar[int]
     INTERFACE_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
@@ -113,9 +116,12 @@ class InitializeRequest(_message.Message):
     gpu_memory_fraction: float
     enforce_eager: bool
     collective_timeout_s: float
+    deterministic: bool
+    quantization: str
+    kv_cache_dtype: str
     interface: str
     address: str
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., enforce_eager: _Optional[bool] = ..., collective_timeout_s: _Optional[float] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., enforce_eager: _Optional[bool] = ..., collective_timeout_s: _Optional[float] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class InitializeReply(_message.Message):
     __slots__ = ("progress", "spec")

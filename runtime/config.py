@@ -30,7 +30,15 @@ class EngineConfig:
         None, "Name that clients see; the value of --model where unset."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "auto", "Number format of weights and cache; auto is the checkpoint's."
+        "auto", "Number format to compute in, of weights and cache too; auto is the checkpoint's."
+    )
+    quantization: Literal["none", "fp8"] = option(
+        "none",
+        "Linear layers' weights in 8 bits, made of the checkpoint's while it is loaded, each "
+        "output with a scale; embedding and head stay. Models with experts are refused.",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = option(
+        "auto", "Number format of the KV cache: auto is dtype's, fp8 (e4m3) has 8 bits."
     )
     max_model_len: int | None = option(
         None, "Most tokens of prompt and output together; what model and cache allow where unset."
@@ -74,6 +82,11 @@ class EngineConfig:
     )
     attention: Literal["auto", "flash_attn", "torch_varlen", "triton", "reference"] = option(
         "auto", "Attention backend; auto takes the first that suits model and device."
+    )
+    deterministic: bool = option(
+        False,
+        "A request's logits have the same bits alone, in any batch and in any chunks, in bfloat16 "
+        "too. Slower; models with experts are refused.",
     )
 
     kv_memory: int | None = option(

@@ -75,6 +75,8 @@ def running_engine(
             fingerprint=model_fingerprint(
                 Path(model_path),
                 config.dtype,
+                quantization=config.quantization,
+                kv_cache_dtype=config.kv_cache_dtype,
                 eos_token_ids=spec.eos_token_ids,
                 defaults=defaults,
             ),

@@ -29,18 +29,26 @@ LENGTH = 32  # of the fingerprint, in hexadecimal digits
 
 
 def model_fingerprint(
-    folder: Path, dtype: str, *, eos_token_ids: Collection[int], defaults: SamplingDefaults
+    folder: Path,
+    dtype: str,
+    *,
+    quantization: str = "none",
+    kv_cache_dtype: str = "auto",
+    eos_token_ids: Collection[int],
+    defaults: SamplingDefaults,
 ) -> str:
     """Of the model in `folder`, wherever that lies, as it is served.
 
-    `dtype` is the option, `defaults` are of what requests leave unset. On how many ranks it runs
-    doesn't enter. Raises ConfigError: a file can't be read.
+    `dtype`, `quantization` and `kv_cache_dtype` are the options, `defaults` are of what requests
+    leave unset. On how many ranks it runs doesn't enter. Raises ConfigError: a file can't be read.
     """
     digest = hashlib.sha256()
     try:
         served = {
             "sampling_version": SAMPLING_VERSION,
             "dtype": _dtype_in_effect(folder / "config.json", dtype),
+            "quantization": quantization,
+            "kv_cache_dtype": kv_cache_dtype,
             "eos_token_ids": sorted(eos_token_ids),
             "defaults": asdict(defaults),
         }

@@ -45,6 +45,8 @@ def replay_model(
         fingerprint = model_fingerprint(
             Path(path),
             config.dtype,
+            quantization=config.quantization,
+            kv_cache_dtype=config.kv_cache_dtype,
             eos_token_ids=spec.eos_token_ids,
             defaults=resolve_defaults(config, path),
         )

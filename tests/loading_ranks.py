@@ -60,13 +60,17 @@ def _anonymous_bytes() -> int:
     return int(found[1]) * 1024
 
 
-def measure_loading(folder: Path, tp: int, work: Path, *, timeout_s: float) -> list[Growth]:
+def measure_loading(
+    folder: Path, tp: int, work: Path, *, timeout_s: float, quantization: str = "none"
+) -> list[Growth]:
     """The growth of every rank."""
     store, port = open_rendezvous(tp, "127.0.0.1")
     outputs = [work / f"loading-{rank}-of-{tp}.json" for rank in range(tp)]
     command = [sys.executable, "-m", "tests.loading_ranks"]
     ranks = [
-        subprocess.Popen([*command, str(port), str(rank), str(tp), output, folder], cwd=ROOT)
+        subprocess.Popen(
+            [*command, str(port), str(rank), str(tp), output, folder, quantization], cwd=ROOT
+        )
         for rank, output in enumerate(outputs)
     ]
     try:
@@ -80,7 +84,7 @@ def measure_loading(folder: Path, tp: int, work: Path, *, timeout_s: float) -> l
     return [Growth(**json.loads(output.read_text())) for output in outputs]
 
 
-def main(port: str, rank: str, tp: str, output: str, folder: str) -> None:
+def main(port: str, rank: str, tp: str, output: str, folder: str, quantization: str) -> None:
     torch.set_num_threads(1)
     config = WorkerConfig(
         model_path="",
@@ -90,12 +94,12 @@ def main(port: str, rank: str, tp: str, output: str, folder: str) -> None:
         rendezvous_port=int(port),
     )
     parallel = join(config, None)
-    growth = _measure(Path(folder), parallel)
+    growth = _measure(Path(folder), parallel, quantization)
     parallel.close()
     Path(output).write_text(json.dumps(asdict(growth)))
 
 
-def _measure(folder: Path, parallel: TensorParallel) -> Growth:
+def _measure(folder: Path, parallel: TensorParallel, quantization: str) -> Growth:
     watches: list[AnonymousPeak] = []
     grown: list[int] = []
 
@@ -107,7 +111,7 @@ def _measure(folder: Path, parallel: TensorParallel) -> Growth:
         if loaded == total:
             grown.append(watches[0].stop())
 
-    executor = load_executor(folder, parallel, follow)
+    executor = load_executor(folder, parallel, follow, quantization=quantization)
     return Growth(shard_bytes=executor.spec.parameter_bytes, anonymous_bytes=grown[0])
 
 

@@ -6,6 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from protos import worker_pb2
 from runtime.executor.codec import (
@@ -41,7 +44,9 @@ class Rank:
 
 
 @contextmanager
-def load_ranks(folder: Path, *, tp: int = 1, attention: str = "auto") -> Iterator[list[Rank]]:
+def load_ranks(
+    folder: Path, *, tp: int = 1, deterministic: bool = False, **changes: Any
+) -> Iterator[list[Rank]]:
     """The ranks of one model, joined over gloo where there are several."""
     threads = [SerialThread(f"rank-{rank}") for rank in range(tp)]
     store, port = open_rendezvous(tp, "127.0.0.1") if tp > 1 else (None, 0)
@@ -52,17 +57,39 @@ def load_ranks(folder: Path, *, tp: int = 1, attention: str = "auto") -> Iterato
             tp_size=tp,
             rendezvous_host="127.0.0.1",
             rendezvous_port=port,
+            deterministic=deterministic,
         )
         for rank in range(tp)
     ]
     groups = _on_all(threads, [lambda each=each: join(each, None) for each in configs])
-    loads = [lambda each=each: load_executor(folder, each, attention=attention) for each in groups]
+    loads = [
+        lambda each=each: load_executor(folder, each, deterministic=deterministic, **changes)
+        for each in groups
+    ]
     executors = _on_all(threads, loads)
     try:
         yield [Rank(*pair) for pair in zip(threads, executors, strict=True)]
     finally:
         _on_all(threads, [each.close for each in groups])
         del store  # kept until here: the ranks met at it
+
+
+class JoinedRanks:
+    """All ranks as one executor, for batches without a codec."""
+
+    def __init__(self, ranks: Sequence[Rank]) -> None:
+        self.spec = ranks[0].executor.spec
+        self._ranks = ranks
+
+    def allocate_cache(self, layout: CacheLayout) -> None:
+        self._on_all(lambda executor: executor.allocate_cache(layout))
+
+    def compute_logits(self, batch: Batch) -> torch.Tensor:
+        return self._on_all(lambda executor: executor.compute_logits(batch))[0]
+
+    def _on_all(self, task: Callable[[ModelExecutor], object]) -> list:
+        tasks = [lambda each=each: task(each.executor) for each in self._ranks]
+        return _on_all([each.thread for each in self._ranks], tasks)
 
 
 def _on_all(threads: Sequence[SerialThread], tasks: Sequence[Callable]) -> list:

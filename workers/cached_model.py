@@ -29,6 +29,7 @@ class CachedModel:
         model: ModelPart,
         backend: AttentionBackend,
         *,
+        cache_dtype: torch.dtype,
         device: torch.device,
         make_graph: MakeGraph | None,
         max_graph_rows: int,
@@ -36,6 +37,7 @@ class CachedModel:
         """Without `make_graph` every step is launched kernel by kernel."""
         self._model = model
         self._backend = backend
+        self._cache_dtype = cache_dtype
         self._device = device
         self._make_graph = make_graph
         self._max_graph_rows = max_graph_rows
@@ -58,7 +60,7 @@ class CachedModel:
                 num_kv_heads=shape.num_kv_heads,
                 k_dim=shape.k_dim,
                 v_dim=shape.v_dim,
-                element_bytes=self._model.dtype.itemsize,
+                element_bytes=self._cache_dtype.itemsize,
             )
             for shape in (call.shape for call in self._model.calls)
         )
@@ -94,7 +96,7 @@ class CachedModel:
         self._caches, cache_bytes = kv_cache.allocate(
             self.layers,
             replace(layout, num_blocks=num_blocks),
-            dtype=self._model.dtype,
+            dtype=self._cache_dtype,
             device=self._device,
             available_bytes=available_bytes,
         )

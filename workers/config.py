@@ -18,8 +18,11 @@ class WorkerConfig:
     interface: str = ""  # where tensors are exchanged; "": from where the rendezvous is reached
     address: str = ""  # of that interface
     dtype: str = "auto"  # auto (the checkpoint's), float32, bfloat16, float16
+    quantization: str = "none"  # of linear layers' weights: none, fp8
+    kv_cache_dtype: str = "auto"  # auto (as dtype), fp8
     device: str = "cpu"  # cpu, cuda
     attention: str = "auto"
+    deterministic: bool = False  # a row gets the same bits in any batch
     num_threads: int = 0  # 0: this host's cores shared among its ranks
     local_world_size: int = 1  # ranks on this host
     max_num_batched_tokens: int = 512  # of a step

@@ -8,11 +8,13 @@ from pathlib import Path
 import torch
 
 from workers.config import CacheLayout, LayerCacheSpec
-from workers.errors import CacheError
+from workers.errors import CacheError, ModelError
 
 CGROUP = Path("/sys/fs/cgroup")
 # K and V of a layer begin at multiples of so many bytes: kernels load vectors of them.
 ALIGNMENT_BYTES = 16
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,22 @@ class LayerCache:
     key: torch.Tensor  # [N, B, H, K]
     value: torch.Tensor  # [N, B, H, V]
     pool: torch.Tensor  # [N, numbers of a block]: all of it; key and value are views
+
+
+def resolve_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """By name; auto is `dtype`, the model's. Raises ModelError: there is no such format."""
+    if name == "auto":
+        return dtype
+    if name != "fp8":
+        raise ModelError(f"kv_cache_dtype={name} must be auto or fp8")
+    return FP8
+
+
+def as_cached(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """In the cache's format; in FP8 what is too large becomes the largest number there is."""
+    if dtype != FP8:
+        return values.to(dtype)
+    return values.float().clamp(-LARGEST, LARGEST).to(dtype)
 
 
 def available_memory(device: torch.device, local_world_size: int) -> int:

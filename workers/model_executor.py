@@ -67,19 +67,25 @@ class ModelExecutor:
                 Path(config.model_path),
                 random_weights=config.random_weights,
                 dtype=config.dtype,
+                deterministic=config.deterministic,
+                quantization=config.quantization,
                 device=self._device,
                 parallel=parallel,
                 on_progress=on_progress,
             )
+        cache_dtype = kv_cache.resolve_dtype(config.kv_cache_dtype, self._model.dtype)
         self._backend = choose(
             config.attention,
             [call.shape for call in self._model.calls],
             dtype=self._model.dtype,
             device=self._device,
+            deterministic=config.deterministic,
+            cache_dtype=cache_dtype,
         )
         self._cached = CachedModel(
             self._model,
             self._backend,
+            cache_dtype=cache_dtype,
             device=self._device,
             make_graph=graph_maker(
                 self._device, self._backend, self._model, enforce_eager=config.enforce_eager

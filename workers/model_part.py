@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig
 
+from workers.layers.linear_methods import choose_methods
 from workers.layers.paged_attention import AttentionPass, PagedAttention
 from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
 from workers.loading.conversion import Source
@@ -15,8 +16,9 @@ from workers.loading.text_part import text_tensors
 from workers.loading.weights import fill_with_noise, load_weights
 from workers.models import build
 from workers.models import config as model_files
+from workers.models.invariance import check_rows, make_invariant
 from workers.models.probe import find_attention_calls
-from workers.models.sharding import shard_model
+from workers.models.sharding import check_quantisable, shard_model
 from workers.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
@@ -37,6 +39,8 @@ class ModelPart:
         parallel: TensorParallel,
         on_progress: Callable[[int, int], None],
         random_weights: bool = False,
+        deterministic: bool = False,
+        quantization: str = "none",
     ) -> None:
         """Builds and loads; `on_progress` hears (bytes read, bytes in all) of this rank's part.
 
@@ -59,7 +63,12 @@ class ModelPart:
         self.eos_token_ids = model_files.eos_token_ids(folder, whole)
         num_embeddings = self.module.get_parameter(build.head_name(self.module)).shape[0]
         self.vocab_size = model_files.count_token_ids(folder, num_embeddings, self.eos_token_ids)
-        sharding = shard_model(self.module, parallel)
+        methods = choose_methods(device, deterministic=deterministic, quantization=quantization)
+        if quantization != "none":
+            check_quantisable(self.module)
+        sharding = shard_model(self.module, parallel, methods)
+        if deterministic:
+            make_invariant(self.module, device)
         if random_weights:
             fill_with_noise(self.module, sharding.shards, device)
         else:
@@ -81,6 +90,14 @@ class ModelPart:
                 vocab_size=self.vocab_size,
                 tp=parallel.size,
             )
+            if deterministic:
+                check_rows(
+                    self.module,
+                    self.forward,
+                    heads=sharding.heads,
+                    max_positions=self.max_model_len,
+                    vocab_size=self.vocab_size,
+                )
 
     @property
     def parameter_bytes(self) -> int:

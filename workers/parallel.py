@@ -72,19 +72,34 @@ class TensorParallel:
         rank: int,
         group: Group | None,
         device: torch.device = CPU,
+        *,
+        is_ordered: bool = False,
     ) -> None:
-        """`device` is where the group's tensors must be."""
+        """`device` is where the group's tensors must be.
+
+        With `is_ordered` sums go from rank to rank whatever the size, which costs tp times the
+        traffic: else who adds what first depends on how many rows there are.
+        """
         self.size = topology.tp
         self._device = device
         self.rank = rank
         self.is_sampler = rank == topology.sampler_rank
         self._sampler_rank = topology.sampler_rank
         self._group = group
+        self._is_ordered = is_ordered
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the sum over ranks, written into `tensor`, which is contiguous."""
-        if self._group is not None:
+        if self._group is None:
+            return tensor
+        if not self._is_ordered:
             self._group.allreduce([tensor]).wait()
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._group.allgather([parts], [tensor]).wait()
+        tensor.copy_(parts[0])
+        for part in parts[1:]:
+            tensor += part
         return tensor
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -189,7 +204,11 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
                 timeout=RENDEZVOUS_TIMEOUT,
             )
         return TensorParallel(
-            topology, config.rank, _make_group(config, store), device=choose_device(config)
+            topology,
+            config.rank,
+            _make_group(config, store),
+            device=choose_device(config),
+            is_ordered=config.deterministic,
         )
     except (dist.DistError, OSError, RuntimeError) as error:
         raise WorkerError(

@@ -23,7 +23,7 @@ from runtime.config import EngineConfig, require
 NOT_LIMITS = frozenset(
     {
         *("model", "served_model_name", "dtype", "device", "launcher", "ray_address"),
-        *("placement", "interface"),
+        *("placement", "interface", "deterministic", "quantization", "kv_cache_dtype"),
         *("threads_per_rank", "attention", "step_timeout_s", "startup_timeout_s", "check_ranks"),
     }
 )

@@ -66,7 +66,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[AgainGraph]:
         made.append(AgainGraph())
         return made[-1]
 
-    monkeypatch.setitem(choice.BACKENDS, "mixed", lambda *_: Mixed())
+    monkeypatch.setitem(choice.BACKENDS, "mixed", lambda *_, **__: Mixed())
     monkeypatch.setattr(
         model_executor,
         "graph_maker",

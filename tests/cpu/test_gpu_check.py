@@ -54,7 +54,7 @@ def test_it_finds_a_backend_that_sees_one_token_less(monkeypatch: pytest.MonkeyP
         def attend(self, *tensors: torch.Tensor, **settings: object) -> torch.Tensor:
             return super().attend(*tensors, **settings | {"window": 99})
 
-    monkeypatch.setattr(correctness, "BACKENDS", {"short": lambda *_: Short()})
+    monkeypatch.setattr(correctness, "BACKENDS", {"short": lambda *_, **__: Short()})
 
     verdicts = [*correctness.check_backends(torch.device("cpu"), quick=True)]
 

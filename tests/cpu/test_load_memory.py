@@ -70,6 +70,18 @@ def test_loading_takes_little_more_than_the_shard(tmp_path):
     assert whole_bytes > 180 * MB
 
 
+def test_weights_of_8_bits_are_never_there_in_16(tmp_path):
+    """Neither whole nor a rank's part: a few outputs at a time are."""
+    build = llama(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=2_000)
+    whole_bytes = save_large(build, tmp_path / "model", shard_size="50MB")
+
+    for rank in measure_loading(tmp_path / "model", 2, tmp_path, timeout_s=100, quantization="fp8"):
+        assert rank.shard_bytes < 0.3 * whole_bytes
+        assert rank.anonymous_bytes > 0.9 * rank.shard_bytes
+        assert rank.anonymous_bytes < rank.shard_bytes + 30 * MB
+    assert whole_bytes > 180 * MB
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", LARGE)

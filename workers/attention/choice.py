@@ -1,8 +1,9 @@
 """Which attention backend serves a model on a device."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
+from typing import Protocol
 
 import torch
 
@@ -13,24 +14,47 @@ from workers.errors import ModelError
 
 logger = logging.getLogger(__name__)
 
-# Makes the backend for a model's calls. Raises UnsuitedError.
-Make = Callable[[Sequence[AttentionShape], torch.dtype, torch.device], AttentionBackend]
+
+class Make(Protocol):
+    """Makes the backend for a model's calls."""
+
+    def __call__(
+        self,
+        shapes: Sequence[AttentionShape],
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        deterministic: bool = False,
+    ) -> AttentionBackend:
+        """Where `deterministic` a query's bits depend on its sequence alone.
+
+        Raises UnsuitedError: it can't.
+        """
+        ...
 
 
 def _triton(
-    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    shapes: Sequence[AttentionShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> AttentionBackend:
     if find_spec("triton") is None:
         raise UnsuitedError("triton isn't installed")
     from workers.attention.triton import make
 
-    return make(shapes, dtype, device)
+    return make(shapes, dtype, device, deterministic=deterministic)
 
 
 def _reference(
-    shapes: Sequence[AttentionShape], dtype: torch.dtype, device: torch.device
+    shapes: Sequence[AttentionShape],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    deterministic: bool = False,
 ) -> AttentionBackend:
-    return ReferenceAttention()
+    return ReferenceAttention(deterministic=deterministic)
 
 
 # The first that suits is taken. Each imports what it needs when it is made.
@@ -45,9 +69,17 @@ GPU_BACKENDS = frozenset({"triton"})
 
 
 def choose(
-    name: str, shapes: Sequence[AttentionShape], *, dtype: torch.dtype, device: torch.device
+    name: str,
+    shapes: Sequence[AttentionShape],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    deterministic: bool = False,
+    cache_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """`name` is a backend's, or auto. `shapes` has one entry per attention call of the model.
+
+    The cache has `cache_dtype`; None is `dtype`.
 
     Raises ModelError: there is no such backend, or it doesn't suit.
     """
@@ -56,7 +88,8 @@ def choose(
         if make is None:
             raise ModelError(f"attention={name} must be auto, {', '.join(BACKENDS)}")
         try:
-            return make(shapes, dtype, device)
+            backend = make(shapes, dtype, device, deterministic=deterministic)
+            return _check_cache(backend, dtype, cache_dtype)
         except UnsuitedError as error:
             raise ModelError(
                 f"attention={name} can't serve this: {error}; use attention=auto"
@@ -67,10 +100,20 @@ def choose(
             reasons.append(f"{each}: not on {device.type}")
             continue
         try:
-            backend = make(shapes, dtype, device)
+            backend = make(shapes, dtype, device, deterministic=deterministic)
+            _check_cache(backend, dtype, cache_dtype)
         except UnsuitedError as error:
             reasons.append(f"{each}: {error}")
             continue
         logger.info("attention backend %s (%s)", each, "; ".join(reasons) or "the first choice")
         return backend
     raise ModelError(f"no attention backend can serve this: {'; '.join(reasons)}")
+
+
+def _check_cache(
+    backend: AttentionBackend, dtype: torch.dtype, cache_dtype: torch.dtype | None
+) -> AttentionBackend:
+    """Raises UnsuitedError: it can't read such a cache. Backends say so by `takes_fp8_cache`."""
+    if cache_dtype not in (None, dtype) and not getattr(backend, "takes_fp8_cache", False):
+        raise UnsuitedError("it reads no KV cache in fp8")
+    return backend

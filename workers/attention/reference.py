@@ -1,5 +1,7 @@
 """Attention in plain torch: slow, runs everywhere, the oracle of the other backends."""
 
+from collections.abc import Iterator
+
 import torch
 
 from workers.attention.base import AttentionMetadata
@@ -13,6 +15,11 @@ class ReferenceAttention:
     name = "reference"
     block_size_multiple = 1
     is_capturable = False
+    takes_fp8_cache = True
+
+    def __init__(self, *, deterministic: bool = False) -> None:
+        """Where `deterministic`, one query at a time: its bits depend on its sequence alone."""
+        self._deterministic = deterministic
 
     def attend(
         self,
@@ -34,7 +41,7 @@ class ReferenceAttention:
         block_size = cache.key.shape[1]
         start = 0
         first_blocks = metadata.first_blocks.tolist()
-        for row, (seq_len, query_len) in enumerate(metadata.extents):
+        for row, seq_len, query_len in self._parts(metadata):
             total = seq_len + query_len
             # Nothing before what the first query sees is read: its blocks may belong to others.
             first = _first_seen(seq_len, window, chunk)
@@ -48,9 +55,21 @@ class ReferenceAttention:
             values = cache.value[blocks].flatten(0, 1)[inner]
             mask = _visible(seq_len, query_len, first, window, chunk, query.device)
             rows = slice(start, start + query_len)
-            output[rows] = _attend_one(query[rows], keys, values, mask, scale, softcap, sinks)
+            own = query[rows]
+            if self._deterministic:  # where it lies among others must not choose a kernel
+                own = own.clone(memory_format=torch.contiguous_format)
+            output[rows] = _attend_one(own, keys, values, mask, scale, softcap, sinks)
             start += query_len
         return output
+
+    def _parts(self, metadata: AttentionMetadata) -> Iterator[tuple[int, int, int]]:
+        """(row of the tables, tokens before, queries) of what is computed at once, in order."""
+        for row, (seq_len, query_len) in enumerate(metadata.extents):
+            if not self._deterministic:
+                yield row, seq_len, query_len
+                continue
+            for place in range(seq_len, seq_len + query_len):
+                yield row, place, 1
 
 
 def _first_seen(position: int, window: int, chunk: int) -> int:
@@ -83,7 +102,7 @@ def _attend_one(
     softcap: float,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Query [Q, Hq, K], key [L, H, K], value [L, H, V] -> [Q, Hq, V] in value's dtype."""
+    """Query [Q, Hq, K], key [L, H, K], value [L, H, V] -> [Q, Hq, V] in query's dtype."""
     num_queries, num_heads, _ = query.shape
     # The heads that share a KV head become rows of one matrix: [H, Hq / H * Q, K].
     grouped = query.float().transpose(0, 1).reshape(key.shape[1], -1, query.shape[2])
@@ -98,4 +117,4 @@ def _attend_one(
         scores = torch.cat((scores, by_row), dim=-1)
     weights = scores.softmax(dim=-1)[..., : key.shape[0]]  # what a sink gets is lost
     attended = weights @ value.float().transpose(0, 1)
-    return attended.reshape(num_heads, num_queries, -1).transpose(0, 1).to(value.dtype)
+    return attended.reshape(num_heads, num_queries, -1).transpose(0, 1).to(query.dtype)

@@ -3,14 +3,18 @@
 They know no weight format: that is the linear method's.
 """
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers.pytorch_utils import Conv1D
 
 from workers.parallel import Shard, TensorParallel
+
+# Inputs [..., in], weight [out, in], bias [out] -> [..., out].
+Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
 class LinearMethod(Protocol):
@@ -33,8 +37,11 @@ class LinearMethod(Protocol):
     ) -> torch.Tensor: ...
 
 
+@dataclass(frozen=True, slots=True)
 class PlainWeights:
     """Layers that aren't quantised: one weight [out, in]. A shard's dim 0 is outputs, 1 inputs."""
+
+    product: Product = functional.linear
 
     def features(self, source: nn.Module) -> tuple[int, int]:
         outputs, inputs = source.get_parameter("weight").shape
@@ -49,11 +56,14 @@ class PlainWeights:
     def apply(
         self, layer: nn.Module, inputs: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        return functional.linear(inputs, layer.get_parameter("weight"), bias)
+        return self.product(inputs, layer.get_parameter("weight"), bias)
 
 
+@dataclass(frozen=True, slots=True)
 class TransposedWeights:
     """GPT-2's: one weight [in, out]. A shard's dim 0 is still outputs, 1 inputs."""
+
+    product: Product = functional.linear
 
     def features(self, source: nn.Module) -> tuple[int, int]:
         inputs, outputs = source.get_parameter("weight").shape
@@ -69,15 +79,7 @@ class TransposedWeights:
     def apply(
         self, layer: nn.Module, inputs: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        return functional.linear(inputs, layer.get_parameter("weight").T, bias)
-
-
-def method_of(module: nn.Module) -> LinearMethod | None:
-    """How a module stores its weights; None where it is no linear layer that can be cut."""
-    # Subclasses compute something else.
-    if type(module) is nn.Linear:
-        return PlainWeights()
-    return TransposedWeights() if type(module) is Conv1D else None
+        return self.product(inputs, layer.get_parameter("weight").T, bias)
 
 
 def empty_part(tensor: torch.Tensor, shard: Shard) -> nn.Parameter:

@@ -7,11 +7,12 @@ moves elements can be run on them, and each rank then reads just its part of the
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from workers.loading.checkpoint import BITS, StoredTensor
+from workers.parallel import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,3 +172,16 @@ MOVES: dict[Any, Callable[..., Any]] = {
     torch.stack: _stack,
     torch.transpose: _transpose,
 }
+
+
+AnyTensor = TypeVar("AnyTensor", torch.Tensor, UnreadTensor)
+
+
+def cut(tensor: AnyTensor, shard: Shard | None) -> AnyTensor:
+    """A rank's parts of a whole tensor, without padding."""
+    if shard is None:
+        return tensor
+    parts = [tensor.narrow(shard.dim, start, stop - start) for start, stop in shard.ranges]
+    cat: Any = torch.cat  # its types lack unread tensors
+    joined: AnyTensor = parts[0] if len(parts) == 1 else cat(parts, dim=shard.dim)
+    return joined

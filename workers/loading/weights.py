@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,16 +16,17 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from workers.errors import ModelError
+from workers.layers.fp8 import FP8, Fp8Weights
 from workers.loading.checkpoint import StoredTensor
 from workers.loading.conversion import Conversion, Source
-from workers.loading.unread import Piece, UnreadTensor
+from workers.loading.quantising import quantise_into
+from workers.loading.unread import Piece, UnreadTensor, cut
 from workers.parallel import Shard
 
 NOISE = 0.02  # standard deviation, as models begin with
 ROWS = 1024  # read at a time where two tensors are compared
 
 Progress = Callable[[int, int], None]
-AnyTensor = TypeVar("AnyTensor", torch.Tensor, UnreadTensor)
 
 
 def load_weights(
@@ -75,7 +76,9 @@ def fill_with_noise(
             size[shard.dim] = shard.stored
         place = _allocate(model, name, tuple(size), shard, device)
         if place.is_floating_point() and place.ndim > 1:
-            place.normal_(std=NOISE, generator=generator)
+            # Numbers of 8 bits are made of others.
+            noise = place if place.itemsize > 1 else torch.empty_like(place, dtype=torch.bfloat16)
+            place.copy_(noise.normal_(std=NOISE, generator=generator))
         else:
             place.fill_(1)
     model.tie_weights()
@@ -117,7 +120,7 @@ def _plan(sources: Mapping[str, Source], shards: Mapping[str, Shard]) -> list[_R
     converted: dict[Conversion, list[str]] = {}
     for name, source in sources.items():
         if isinstance(source, UnreadTensor):
-            part = _cut(source, shards.get(name))
+            part = cut(source, shards.get(name))
             files = frozenset(piece.stored.file for piece in part.pieces)
             readings.append(_Reading(names=[name], files=files, num_bytes=part.num_bytes))
         else:
@@ -148,19 +151,19 @@ def _load(
         converted = {} if reading.conversion is None else _convert(reading.conversion, files)
         for name in reading.names:
             shard = shards.get(name)
-            part = _cut(converted.get(name, sources[name]), shard)
-            _fill(_allocate(model, name, part.shape, shard, device), part, files)
+            whole = converted.get(name, sources[name])
+            part = cut(whole, shard)
+            place = _allocate(model, name, part.shape, shard, device)
+            layer = model.get_submodule(name.rpartition(".")[0])
+            method = getattr(layer, "method", None)
+            if isinstance(method, Fp8Weights) and place.dtype == FP8:
+                scale = torch.empty(place.shape[method.output_dim], device=device)
+                layer.register_parameter("scale", nn.Parameter(scale, requires_grad=False))
+                read = partial(_fill, files=files)
+                quantise_into(place, scale, whole, shard, output_dim=method.output_dim, read=read)
+            else:
+                _fill(place, part, files)
     files.release(reading.files)
-
-
-def _cut(tensor: AnyTensor, shard: Shard | None) -> AnyTensor:
-    """A rank's parts of a whole tensor, without padding."""
-    if shard is None:
-        return tensor
-    parts = [tensor.narrow(shard.dim, start, stop - start) for start, stop in shard.ranges]
-    cat: Any = torch.cat  # its types lack unread tensors
-    joined: AnyTensor = parts[0] if len(parts) == 1 else cat(parts, dim=shard.dim)
-    return joined
 
 
 def _allocate(

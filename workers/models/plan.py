@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from transformers import PreTrainedModel
 
-from workers.layers.linear import method_of
+from workers.layers.linear_methods import LinearMethods
 
 # Styles that change nothing in inference.
 WHOLE = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "local_params", "replicate"})
@@ -80,7 +80,7 @@ OVERRIDES: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 def styles_of(model: PreTrainedModel) -> dict[str, str]:
     """The style of every module and parameter that is cut or wrapped, by name."""
-    linear = {name for name, module in model.named_modules() if method_of(module) is not None}
+    linear = {name for name, module in model.named_modules() if LinearMethods().of(module)}
     overrides = OVERRIDES.get(type(model).__name__, ())
     found = {
         name: HEAD_ROWS

@@ -10,16 +10,18 @@ from workers.errors import ModelError
 from workers.layers.embedding import shard_embedding
 from workers.layers.linear import (
     ColumnParallelLinear,
+    LinearMethod,
     RowParallelLinear,
     empty_part,
-    method_of,
 )
+from workers.layers.linear_methods import LinearMethods
 from workers.layers.paged_attention import HeadShard
 from workers.layers.partial import DividedForward, SummedForward
 from workers.models.heads import Heads, check_heads, heads_of, num_heads, tell_heads
 from workers.models.plan import FIRST_RANK, HEAD_ROWS, PACKED_QKV, styles_of
 from workers.parallel import Shard, TensorParallel
 
+PLAIN = LinearMethods()
 KEYS_AND_VALUES = frozenset({"k_proj", "v_proj", "key", "value"})
 WRAPPERS: Mapping[str, type[SummedForward] | type[DividedForward]] = {
     "moe_tp_experts": SummedForward,
@@ -38,23 +40,55 @@ class Sharding:
     heads: dict[nn.Module, HeadShard] = field(default_factory=dict)
 
 
-def shard_model(model: PreTrainedModel, parallel: TensorParallel) -> Sharding:
-    """Replaces what is cut.
+def shard_model(
+    model: PreTrainedModel, parallel: TensorParallel, methods: LinearMethods = PLAIN
+) -> Sharding:
+    """Replaces what is cut, and linear layers that stay whole where `methods` want it.
 
     Raises ModelError: the model can't be cut over so many ranks.
     """
-    if parallel.size == 1:
-        return Sharding()
-    check_heads(num_heads(model), parallel.size)
-    return _Cutter(model, parallel).cut()
+    sharding = Sharding()
+    if parallel.size > 1:
+        check_heads(num_heads(model), parallel.size)
+        sharding = _Cutter(model, parallel, methods).cut()
+    if methods.replace_all:
+        _replace_whole(model, methods)
+    return sharding
+
+
+def check_quantisable(model: PreTrainedModel) -> None:
+    """Raises ModelError: most of the model may lie outside its linear layers."""
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 2:
+            path = name.rpartition(".")[0]
+            kind = type(model.get_submodule(path)).__name__
+            raise ModelError(
+                f"{type(model).__name__}: quantization=fp8 covers linear layers, and {kind} "
+                f"({path}) has weights of its own: serve it with --quantization none"
+            )
+
+
+def _replace_whole(model: PreTrainedModel, methods: LinearMethods) -> None:
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    for name, module in list(model.named_modules()):
+        method: LinearMethod | None = methods.of(module)
+        if module is head:
+            method = methods.of_head(module)
+        if method is not None:
+            outputs = method.features(module)[1]
+            whole = Shard(dim=0, ranges=((0, outputs),), size=outputs)
+            model.set_submodule(name, ColumnParallelLinear(module, whole, method))
 
 
 class _Cutter:
     """One model on its way from whole to one rank's part."""
 
-    def __init__(self, model: PreTrainedModel, parallel: TensorParallel) -> None:
+    def __init__(
+        self, model: PreTrainedModel, parallel: TensorParallel, methods: LinearMethods
+    ) -> None:
         self._model = model
         self._parallel = parallel
+        self._methods = methods
         self._kind = type(model).__name__
         self._modules = dict(model.named_modules())
         self._ties = model.get_expanded_tied_weights_keys(all_submodels=True)
@@ -102,7 +136,7 @@ class _Cutter:
         """Cuts embedding and head by vocabulary; returns their names."""
         embedding = self._model.get_input_embeddings()
         head = self._model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        method = method_of(head)
+        method = self._methods.of_head(head)
         if not isinstance(embedding, nn.Embedding) or method is None:
             raise ModelError(
                 f"{self._kind}: {type(embedding).__name__} and {type(head).__name__} can't be cut "
@@ -118,7 +152,7 @@ class _Cutter:
 
     def _cut_linear(self, name: str, style: str, heads: Heads | None) -> None:
         module = self._modules[name]
-        method = method_of(module)
+        method = self._methods.of(module)
         if method is None:
             raise self._unbuilt(name, style)
         inputs, outputs = method.features(module)
