@@ -80,8 +80,8 @@ class EngineConfig:
     threads_per_rank: int = option(
         0, "CPU threads of a rank; 0 shares the machine's cores among its ranks."
     )
-    attention: Literal["auto", "flash_attn", "torch_varlen", "triton", "reference"] = option(
-        "auto", "Attention backend; auto takes the first that suits model and device."
+    attention: Literal["auto", "flash_attn", "torch_varlen", "triton", "native", "reference"] = (
+        option("auto", "Attention backend; auto takes the first that suits model and device.")
     )
     deterministic: bool = option(
         False,

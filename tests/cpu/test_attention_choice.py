@@ -23,7 +23,6 @@ from tests.transport import model_spec
 from workers.attention import flash_attn, torch_varlen
 from workers.attention.base import AttentionShape, UnsuitedError
 from workers.attention.choice import BACKENDS, choose
-from workers.attention.reference import ReferenceAttention
 from workers.codec import encode_spec
 from workers.errors import ModelError
 
@@ -239,7 +238,7 @@ def test_auto_takes_the_first_that_suits_and_says_why(machine, caplog):
         machine((8, 0), ())
         assert choose_auto().name == "torch_varlen"
         assert choose_auto(replace(SHAPE, softcap=50.0)).name == "reference"
-        assert isinstance(choose_auto(device=torch.device("cpu")), ReferenceAttention)
+        assert choose_auto(device=torch.device("cpu")).name == "native"
 
     chosen = [each for each in caplog.messages if each.startswith("attention backend")]
     assert chosen[0] == "attention backend flash_attn (the first choice)"
@@ -247,7 +246,7 @@ def test_auto_takes_the_first_that_suits_and_says_why(machine, caplog):
     assert "torch_varlen: varlen_attn has no softcap=50.0" in chosen[2]
     cpu = "needs a CUDA device, not cpu"
     reasons = f"flash_attn: {cpu}; torch_varlen: {cpu}; triton: not on cpu"
-    assert chosen[3] == f"attention backend reference ({reasons})"
+    assert chosen[3] == f"attention backend native ({reasons})"
 
 
 def test_a_backend_that_is_named_is_taken_or_refused(machine):

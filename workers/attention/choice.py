@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from workers.attention import flash_attn, torch_varlen
+from workers.attention import flash_attn, native, torch_varlen
 from workers.attention.base import AttentionBackend, AttentionShape, UnsuitedError
 from workers.attention.reference import ReferenceAttention
 from workers.errors import ModelError
@@ -62,6 +62,7 @@ BACKENDS: dict[str, Make] = {
     "flash_attn": flash_attn.make,
     "torch_varlen": torch_varlen.make,
     "triton": _triton,
+    "native": native.make,
     "reference": _reference,
 }
 # Those that auto passes by elsewhere: a CPU has them for tests alone.
