@@ -23,3 +23,7 @@ class StepError(WorkerError):
 
 class OutOfOrderError(WorkerError):
     """The call doesn't fit what came before it: another epoch, a gap in step_id, a second load."""
+
+
+class CollectiveError(WorkerError):
+    """What the ranks do together failed: most often one of them is gone."""

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from workers.config import WorkerConfig
 from workers.device import choose_device
-from workers.errors import WorkerError
+from workers.errors import CollectiveError, WorkerError
 from workers.interface import VARIABLES, nccl_setting
 
 # ProcessGroupGloo or ProcessGroupNCCL: torch's type stubs lack what both can do.
@@ -90,13 +91,14 @@ class TensorParallel:
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the sum over ranks, written into `tensor`, which is contiguous."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return tensor
         if not self._is_ordered:
-            self._group.allreduce([tensor]).wait()
+            _finish(lambda: group.allreduce([tensor]))
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._group.allgather([parts], [tensor]).wait()
+        _finish(lambda: group.allgather([parts], [tensor]))
         tensor.copy_(parts[0])
         for part in parts[1:]:
             tensor += part
@@ -104,22 +106,24 @@ class TensorParallel:
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Joins the parts [..., n] to [..., size * n] on every rank."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return tensor
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        self._group.allgather([parts], [tensor]).wait()
+        _finish(lambda: group.allgather([parts], [tensor]))
         return torch.cat(parts, dim=-1)
 
     def gather_to_sampler(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Joins the parts [..., n] to [..., size * n] on the sampler's rank; None elsewhere."""
-        if self._group is None:
+        group = self._group
+        if group is None:
             return tensor
         tensor = tensor.contiguous()
         options = dist.GatherOptions()
         options.rootRank = self._sampler_rank
         parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.is_sampler else []
-        self._group.gather([parts] if parts else [], [tensor], options).wait()
+        _finish(lambda: group.gather([parts] if parts else [], [tensor], options))
         return torch.cat(parts, dim=-1) if parts else None
 
     def broadcast_from_sampler(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -133,7 +137,7 @@ class TensorParallel:
         sent = tensor.to(self._device)
         options = dist.BroadcastOptions()
         options.rootRank = self._sampler_rank
-        group.broadcast([sent], options).wait()
+        _finish(lambda: group.broadcast([sent], options))
         return sent.to(tensor.device)
 
     def even_shard(self, dim: int, size: int) -> Shard:
@@ -161,6 +165,14 @@ class TensorParallel:
         group, self._group = self._group, None
         if group is not None:
             group.shutdown()
+
+
+def _finish(start: Callable[[], Any]) -> None:
+    """Runs a collective. Raises CollectiveError: another rank is gone, or runs something else."""
+    try:
+        start().wait()
+    except RuntimeError as error:
+        raise CollectiveError(f"a collective failed: {error}") from error
 
 
 def open_rendezvous(world_size: int, host: str) -> tuple[TCPStore, int]:

@@ -18,7 +18,7 @@ from runtime.cluster.reachability import Place, find_places
 from runtime.cluster.worker_client import Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.credentials import cluster_channel_credentials
-from runtime.errors import LockstepError, WorkerError
+from runtime.errors import ConfigError, LockstepError, WorkerError
 from runtime.executor.deadlines import StepDeadlines
 from runtime.executor.grpc_executor import GrpcExecutor
 from runtime.scheduling.cache_layout import CacheLayout
@@ -134,8 +134,8 @@ class WorkerGroup:
                 request = self._initialize_request(client.address, place, model_path, port)
                 client.initialize(request, lambda rank, reply: replies.put((rank, reply)))
             self._spec = loaded_model(self._collect_specs(replies, deadline, on_progress))
-        except WorkerError:
-            self._raise_death()
+        except LockstepError as error:
+            self._raise_death_behind(error)
             raise
 
     def allocate_cache(self, layout: CacheLayout, on_progress: OnProgress = ignore) -> None:
@@ -154,8 +154,8 @@ class WorkerGroup:
         try:
             for rank, wait in enumerate(waits):
                 wait(on_progress if rank == 0 else ignore)
-        except WorkerError:
-            self._raise_death()
+        except LockstepError as error:
+            self._raise_death_behind(error)
             raise
 
     def executor(self, deadlines: StepDeadlines | None = None) -> GrpcExecutor:
@@ -294,8 +294,13 @@ class WorkerGroup:
         except TimeoutError:
             self._on_death(Death(rank, f"its stream broke: {cause}"))
 
-    def _raise_death(self) -> None:
-        """Raises the death of a rank instead of what followed from it."""
+    def _raise_death_behind(self, error: LockstepError) -> None:
+        """Raises the death of a rank instead of what followed from it.
+
+        That may look like a fault of the model, where the others miss their peer in the middle.
+        """
+        if isinstance(error, ConfigError) and len(self._clients) == 1:
+            return
         try:
             death = self._lost.result(DEATH_GRACE_S)
         except TimeoutError:

@@ -88,6 +88,24 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
 
 
 @pytest.mark.usefixtures("no_process_left")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_while_it_loads_is_told_for_what_its_peer_misses(
+    rank: int, model: str
+) -> None:
+    """The peer's dry run fails in a collective, as if the model's parts didn't fit together."""
+    killed: list[psutil.Process] = []
+
+    def kill(loaded: int, total: int) -> None:
+        if not killed:
+            killed.append(ranks()[rank])
+            killed[0].kill()
+
+    said = "is gone: killed by signal 9"
+    with pytest.raises(WorkerError, match=said), started(model, "local", kill) as group:
+        ready_executor(group)
+
+
+@pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
 def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
     launcher: str, tmp_path: Path

@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tests.tiny_models import load_executor, save_tiny_model
 from workers.config import WorkerConfig
-from workers.errors import WorkerError
+from workers.errors import CollectiveError, WorkerError
 from workers.parallel import Shard, TensorParallel, Topology, join, open_rendezvous
 
 pytestmark = pytest.mark.cpu
@@ -102,3 +103,19 @@ def test_shards_cover_a_dimension_once():
         (4, 5, 2),
         (5, 5, 2),
     ]
+
+
+class LostPeer:
+    """A group whose other rank has gone."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+
+def test_a_lost_peer_is_no_fault_of_the_model(tmp_path):
+    """A dry run that fails in a collective says nothing of the model's parts."""
+    folder = save_tiny_model(tmp_path / "llama")
+    ranks = TensorParallel(Topology(tp=2), 0, LostPeer())
+
+    with pytest.raises(CollectiveError, match="a collective failed: Connection closed by peer"):
+        load_executor(folder, ranks)
