@@ -101,7 +101,9 @@ class TinyEngine:
         self._now = 0.0
         self._preempt_every = preempt_every
         spec = loaded_model([encode_spec(rank.executor.spec) for rank in ranks])
-        defaults = {"block_size": BLOCK_SIZE, "max_num_batched_tokens": 32, "max_num_seqs": 12}
+        multiple = spec.block_size_multiple
+        block_size = -(-BLOCK_SIZE // multiple) * multiple
+        defaults = {"block_size": block_size, "max_num_batched_tokens": 32, "max_num_seqs": 12}
         config = EngineConfig(**defaults | {"kv_memory": 1 << 24} | options)
         layout = plan_cache(config, spec)
         if num_blocks is not None:
@@ -111,7 +113,7 @@ class TinyEngine:
         groups = tuple(group.layers for group in layout.groups)
         self.executor = CodedExecutor(
             ranks,
-            CacheLayout(block_size=BLOCK_SIZE, num_blocks=layout.num_blocks, groups=groups),
+            CacheLayout(block_size=block_size, num_blocks=layout.num_blocks, groups=groups),
         )
         model = ModelInfo(
             name="tiny",

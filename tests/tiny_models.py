@@ -103,7 +103,8 @@ def load_executor(
 
 
 def make_layout(spec: ModelSpec, *, num_blocks: int = 192, block_size: int = 4) -> CacheLayout:
-    """The driver's groups, and as many blocks as are asked for."""
+    """The driver's groups, and as many blocks as are asked for; as large as the backend takes."""
+    block_size = -(-block_size // spec.block_size_multiple) * spec.block_size_multiple
     layout = make_cache_layout(
         loaded_model([encode_spec(spec)]).layers,
         block_size=block_size,

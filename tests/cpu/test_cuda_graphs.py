@@ -92,7 +92,7 @@ class Mixed(TensorAttention):
 
 def test_graphs_give_what_single_kernels_give(folder: Path, graphs: list[AgainGraph]) -> None:
     """Sequences come and go: what a bigger step left in the static tensors does no harm."""
-    eager = Feeder(load_executor(folder), num_blocks=600)
+    eager = Feeder(load_executor(folder, attention="reference"), num_blocks=600)
     graphed = load_graphed(folder, ROWS, num_blocks=600)
     draw = random.Random(0)
     steps = [[(i, draw.randrange(1, 16)) for i in range(ROWS)]]

@@ -88,7 +88,7 @@ def test_the_comparison_can_fail(folders, family, monkeypatch):
 
     monkeypatch.setattr(reference, "_visible", hide_previous)
     expected = torch.load(folders[family] / EXPECTED, weights_only=False)
-    feeder = Feeder(load_executor(folders[family]))
+    feeder = Feeder(load_executor(folders[family], attention="reference"))
 
     logits = forced_logits(feeder, expected.texts)
 

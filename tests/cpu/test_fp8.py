@@ -141,15 +141,16 @@ def test_unknown_formats_are_refused(folders, changes, sentence):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_cache_keeps_what_it_is_given_rounded(folders, family, dtype, monkeypatch):
-    found = logits_of(folders[family], dtype=dtype, kv_cache_dtype="fp8")
-    exact = logits_of(folders[family], dtype=dtype)
+    options = {"dtype": dtype, "attention": "reference"}
+    found = logits_of(folders[family], **options, kv_cache_dtype="fp8")
+    exact = logits_of(folders[family], **options)
 
     def rounded(values, dtype):
         return values.float().clamp(-448, 448).to(FP8).to(dtype)
 
     monkeypatch.setattr(write, "as_cached", rounded)
 
-    for mine, theirs in zip(found, logits_of(folders[family], dtype=dtype), strict=True):
+    for mine, theirs in zip(found, logits_of(folders[family], **options), strict=True):
         assert torch.equal(mine, theirs)
     assert error_in_std(found, exact) > 1e-3
 
