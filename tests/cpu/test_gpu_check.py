@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.gpu import correctness
+from tests.gpu import correctness, same_bits
 from workers.attention.reference import ReferenceAttention
+from workers.layers.fp8 import dequantised
+from workers.layers.linear_methods import LinearMethods
+from workers.layers.row_tiles import tiled_linear
 
 pytestmark = pytest.mark.cpu
 
@@ -40,13 +43,30 @@ def test_it_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
 
     found = json.loads(result.read_text())
     right = [check["what"] for check in found["checks"] if check["fault"] == ""]
-    assert any(what.startswith("reference float32") for what in right)
+    for checked in ("reference float32", "fp8 product bfloat16", "deterministic: tiny"):
+        assert any(what.startswith(checked) for what in right)
     assert not any(check["fault"] for check in found["checks"])
     decode, *_, prefill, generate = found["timings"]
     assert decode["what"] == "tiny decode 1 rows"
     assert prefill["over_floor"] > 1
     assert generate["ratio"] > 0
     assert found["machine"]["bytes_per_s"] > 0
+
+
+def test_it_finds_products_that_depend_on_other_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        same_bits, "choose_methods", lambda *_, **__: LinearMethods(product=by_count, fp8=scaled)
+    )
+
+    def by_count(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(rows, weight, bias) * (1 + len(rows) * 1e-3)
+
+    scaled = dequantised(tiled_linear)
+
+    verdicts = [*same_bits.check_products(torch.device("cpu"))]
+
+    assert {verdict.what.split()[0] for verdict in verdicts if verdict.fault} == {"plain"}
+    assert sum(bool(verdict.fault) for verdict in verdicts) == len(verdicts) / 2
 
 
 def test_it_finds_a_backend_that_sees_one_token_less(monkeypatch: pytest.MonkeyPatch) -> None:

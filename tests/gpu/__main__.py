@@ -12,6 +12,7 @@ import torch
 from tests.gpu import shapes
 from tests.gpu.clock import bandwidth, facts, matrix_rate
 from tests.gpu.correctness import Verdict, check_backends, check_graphs, check_tokens
+from tests.gpu.same_bits import check_deterministic, check_products
 from tests.gpu.timings import Timing, time_shape
 
 # Of the 8B shape, as the project wants them.
@@ -32,6 +33,8 @@ def main() -> None:
 
     verdicts = [*check_backends(device, quick=smoke)]
     verdicts.append(check_graphs(device, chosen[0]))
+    verdicts += check_products(device)
+    verdicts.append(check_deterministic(device, chosen[0]))
     verdicts.append(check_tokens(device, arguments.model))
     _print_verdicts(verdicts)
 

@@ -73,7 +73,12 @@ def tiny_shapes() -> list[Shape]:
 
 
 def load(
-    shape: Shape, folder: Path, device: torch.device, *, enforce_eager: bool = False
+    shape: Shape,
+    folder: Path,
+    device: torch.device,
+    *,
+    enforce_eager: bool = False,
+    deterministic: bool = False,
 ) -> ModelExecutor:
     """With a cache for the largest decode batch."""
     shape.config.save_pretrained(folder)
@@ -85,6 +90,7 @@ def load(
         max_num_batched_tokens=shape.prefill,
         max_num_seqs=max(shape.rows),
         enforce_eager=enforce_eager,
+        deterministic=deterministic,
     )
     per_row = -(-(shape.context + 1) // block_size(executor))
     needed = max(max(shape.rows) * per_row, -(-shape.prefill // block_size(executor)))
