@@ -85,6 +85,7 @@ def test_a_request_takes_a_slot_for_each_prompt_or_none(
         assert not app.engine.requests
         assert slots.num_taken == 1
     assert len(complete(client, ["a"] * NUM_SLOTS)["choices"]) == NUM_SLOTS
+    app.call(slots.wait_none_taken)  # they are held until the answer is sent whole
     assert slots.num_taken == 0
 
 
