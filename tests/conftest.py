@@ -4,12 +4,18 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # transformers has torch make this folder, and torch's own choice is the temporary folder, where
 # the tests would leave it. Tests of our own processes take the variable away again.
 os.environ.setdefault(
     "TORCHINDUCTOR_CACHE_DIR", str(Path("~/.cache/lockstep/torchinductor").expanduser())
 )
+
+
+# A busy machine draws and runs examples slowly: that is no fault.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
