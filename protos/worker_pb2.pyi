@@ -78,7 +78,7 @@ class OpenRendezvousReply(_message.Message):
     def __init__(self, port: _Optional[int] = ...) -> None: ...
 
 class InitializeRequest(_message.Message):
-    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "max_num_batched_tokens", "max_num_seqs", "gpu_memory_fraction", "enforce_eager", "collective_timeout_s", "deterministic", "quantization", "kv_cache_dtype", "interface", "address")
+    __slots__ = ("epoch", "rank", "tp_size", "rendezvous_host", "rendezvous_port", "model_path", "dtype", "device", "attention", "num_threads", "local_world_size", "max_num_batched_tokens", "max_num_seqs", "max_num_scored_tokens", "gpu_memory_fraction", "enforce_eager", "collective_timeout_s", "deterministic", "quantization", "kv_cache_dtype", "interface", "address")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     TP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -92,6 +92,7 @@ class InitializeRequest(_message.Message):
     LOCAL_WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
+    MAX_NUM_SCORED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GPU_MEMORY_FRACTION_FIELD_NUMBER: _ClassVar[int]
     ENFORCE_EAGER_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +114,7 @@ class InitializeRequest(_message.Message):
     local_world_size: int
     max_num_batched_tokens: int
     max_num_seqs: int
+    max_num_scored_tokens: int
     gpu_memory_fraction: float
     enforce_eager: bool
     collective_timeout_s: float
@@ -121,7 +123,7 @@ class InitializeRequest(_message.Message):
     kv_cache_dtype: str
     interface: str
     address: str
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., enforce_eager: _Optional[bool] = ..., collective_timeout_s: _Optional[float] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., tp_size: _Optional[int] = ..., rendezvous_host: _Optional[str] = ..., rendezvous_port: _Optional[int] = ..., model_path: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., num_threads: _Optional[int] = ..., local_world_size: _Optional[int] = ..., max_num_batched_tokens: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_num_scored_tokens: _Optional[int] = ..., gpu_memory_fraction: _Optional[float] = ..., enforce_eager: _Optional[bool] = ..., collective_timeout_s: _Optional[float] = ..., deterministic: _Optional[bool] = ..., quantization: _Optional[str] = ..., kv_cache_dtype: _Optional[str] = ..., interface: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class InitializeReply(_message.Message):
     __slots__ = ("progress", "spec")

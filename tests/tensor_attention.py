@@ -10,6 +10,7 @@ class TensorAttention:
     """Every sequence is fed one token, and all of its table's blocks are gathered."""
 
     name = "tensors"
+    takes_fp8_cache = False
     block_size_multiple = 1
     is_capturable = True
 

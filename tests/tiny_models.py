@@ -96,8 +96,7 @@ def load_executor(
         tp_size=parallel.size,
         dtype=dtype,
         attention=attention,
-        num_threads=1,
-        **changes,
+        **{"num_threads": 1} | changes,
     )
     return ModelExecutor(config, parallel, on_progress)
 

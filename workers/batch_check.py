@@ -26,7 +26,14 @@ def check_batch(batch: Batch, layout: CacheLayout, *, vocab_size: int, max_model
     _check_range("sample_index", batch.sample_index, num_tokens)
     _check_range("score_index", batch.score_index, num_tokens)
     _check_range("score_token_ids", batch.score_token_ids, vocab_size)
+    if int(batch.query_lens.sum()) != num_tokens or bool((batch.query_lens < 1).any()):
+        raise StepError(f"query_lens must be at least 1, and sum to the {num_tokens} input_ids")
+    blocks = -(-(batch.seq_lens + batch.query_lens) // layout.block_size)
     for tables in batch.block_tables:
+        if bool((blocks - tables.first_blocks > tables.block_ids.shape[1]).any()):
+            raise StepError("block_ids must reach to the end of each sequence")
+        if bool((tables.first_blocks * layout.block_size > batch.seq_lens).any()):
+            raise StepError("first_blocks must not be past the first token fed")
         _check_range("block_ids", tables.block_ids, layout.num_blocks)
     _check_range("block_copies", batch.block_copies, layout.num_blocks)
 

@@ -150,6 +150,7 @@ def decode_config(request: worker_pb2.InitializeRequest) -> WorkerConfig:
         local_world_size=request.local_world_size,
         max_num_batched_tokens=request.max_num_batched_tokens,
         max_num_seqs=request.max_num_seqs,
+        max_num_scored_tokens=request.max_num_scored_tokens,
         gpu_memory_fraction=request.gpu_memory_fraction,
         enforce_eager=request.enforce_eager,
         collective_timeout_s=request.collective_timeout_s,

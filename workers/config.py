@@ -27,6 +27,7 @@ class WorkerConfig:
     local_world_size: int = 1  # ranks on this host
     max_num_batched_tokens: int = 512  # of a step
     max_num_seqs: int = 64  # in a step
+    max_num_scored_tokens: int = 128  # of a step, whose logprobs are wanted
     # On cuda alone:
     gpu_memory_fraction: float = 0.9  # of the device, for everything
     enforce_eager: bool = False  # no CUDA graphs

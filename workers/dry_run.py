@@ -29,6 +29,7 @@ def measure_model(
     batch = largest_batch(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        max_num_scored_tokens=config.max_num_scored_tokens,
         max_model_len=max_model_len,
         block_size=block_size,
     )
@@ -57,12 +58,17 @@ def measure_model(
 
 
 def largest_batch(
-    *, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int, block_size: int
+    *,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    max_num_scored_tokens: int,
+    max_model_len: int,
+    block_size: int,
 ) -> Batch:
     """Sequences of equal length, one cache group. All use the same blocks, from 0 on.
 
-    All are sampled, by the rule that takes most memory. More than `max_num_seqs` where they would
-    be too long.
+    All are sampled, by the rule that takes most memory, and as many tokens are scored as may be.
+    More than `max_num_seqs` where they would be too long. Penalties, biases and masks aren't in it.
     """
     least = -(-max_num_batched_tokens // max_model_len)
     num_seqs = max(least, min(max_num_seqs, max_num_batched_tokens))
@@ -72,7 +78,7 @@ def largest_batch(
     num_blocks = -(-max(lengths) // block_size)
     blocks = torch.arange(num_blocks, dtype=torch.int32).repeat(num_seqs, 1)
     none = torch.zeros(num_seqs, dtype=torch.int32)
-    no_rows = torch.zeros(0, dtype=torch.int32)
+    scored = torch.arange(min(max_num_scored_tokens, max_num_batched_tokens), dtype=torch.int32)
     return Batch(
         input_ids=torch.zeros(max_num_batched_tokens, dtype=torch.int32),
         positions=torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
@@ -97,9 +103,9 @@ def largest_batch(
         ),
         sampler_inputs=NO_INPUTS,
         defers_sampling=False,
-        score_index=no_rows,
-        score_token_ids=no_rows,
-        score_num_tops=no_rows,
+        score_index=scored,
+        score_token_ids=torch.zeros_like(scored),
+        score_num_tops=torch.zeros_like(scored),
     )
 
 

@@ -15,7 +15,7 @@ from runtime.cluster.base import Death, Launcher, WorkerAddress
 from runtime.cluster.heartbeat import Heartbeat
 from runtime.cluster.loaded_model import LoadedModel, loaded_model
 from runtime.cluster.reachability import Place, find_places
-from runtime.cluster.worker_client import Reply, WorkerClient
+from runtime.cluster.worker_client import AllocateReply, Reply, WorkerClient
 from runtime.config import EngineConfig
 from runtime.credentials import cluster_channel_credentials
 from runtime.errors import ConfigError, LockstepError, WorkerError
@@ -150,10 +150,23 @@ class WorkerGroup:
             groups=[worker_pb2.CacheGroup(layers=group.layers) for group in layout.groups],
         )
         timeout_s = self._config.startup_timeout_s
-        waits = [client.allocate_cache(request, timeout_s) for client in self._clients]
+        replies: SimpleQueue[tuple[int, AllocateReply]] = SimpleQueue()
+        self.on_lost(lambda error: replies.put((-1, error)))
+        for client in self._clients:
+            client.allocate_cache(
+                request, timeout_s, lambda rank, reply: replies.put((rank, reply))
+            )
+        waiting = {client.address.rank for client in self._clients}
         try:
-            for rank, wait in enumerate(waits):
-                wait(on_progress if rank == 0 else ignore)
+            # The first error ends the wait: the other ranks may wait for that one, for good.
+            while waiting:
+                rank, reply = replies.get()
+                if isinstance(reply, LockstepError):
+                    raise reply
+                if reply.HasField("cache_bytes"):
+                    waiting.discard(rank)
+                elif rank == 0:
+                    on_progress(reply.progress.captured, reply.progress.total)
         except LockstepError as error:
             self._raise_death_behind(error)
             raise
@@ -242,6 +255,7 @@ class WorkerGroup:
             local_world_size=sum(other.node == address.node for other in self._addresses),
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            max_num_scored_tokens=config.max_num_scored_tokens,
             gpu_memory_fraction=config.gpu_memory_fraction or DEFAULT_GPU_MEMORY_FRACTION,
             enforce_eager=config.enforce_eager,
             collective_timeout_s=COLLECTIVE_SHARE * config.step_timeout_s,

@@ -34,6 +34,7 @@ UNREACHED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 Call = Callable[[], Any]  # waits for the reply, and raises what came of it instead
 Reply = worker_pb2.InitializeReply | LockstepError
+AllocateReply = worker_pb2.AllocateCacheReply | LockstepError
 
 
 class WorkerClient:
@@ -109,35 +110,17 @@ class WorkerClient:
         From a thread of its own; returns at once.
         """
         call = self._stub.Initialize(request, metadata=self._metadata)
-
-        def read() -> None:
-            try:
-                for reply in call:
-                    on_reply(self.address.rank, reply)
-            except grpc.RpcError as error:
-                on_reply(self.address.rank, self._translated("Initialize", error))
-
-        name = f"rank-{self.address.rank}-initialize"
-        threading.Thread(target=read, name=name, daemon=True).start()
+        self._read("Initialize", call, on_reply)
 
     def allocate_cache(
-        self, request: worker_pb2.AllocateCacheRequest, timeout_s: float
-    ) -> Callable[[Callable[[int, int], None]], None]:
-        """Starts the call; what is returned waits for its end and raises its error.
-
-        It calls what it is given with the CUDA graphs captured, and in all.
-        """
+        self,
+        request: worker_pb2.AllocateCacheRequest,
+        timeout_s: float,
+        on_reply: Callable[[int, AllocateReply], None],
+    ) -> None:
+        """As `initialize`."""
         call = self._stub.AllocateCache(request, timeout=timeout_s, metadata=self._metadata)
-
-        def wait(on_progress: Callable[[int, int], None]) -> None:
-            try:
-                for reply in call:
-                    if reply.HasField("progress"):
-                        on_progress(reply.progress.captured, reply.progress.total)
-            except grpc.RpcError as error:
-                raise self._translated("AllocateCache", error) from error
-
-        return wait
+        self._read("AllocateCache", call, on_reply)
 
     def keep_alive(self, renewals: Iterator[worker_pb2.LeaseRenewal]) -> Any:
         """Starts the call, which brings each renewal back."""
@@ -156,6 +139,19 @@ class WorkerClient:
     def close(self) -> None:
         """Ends the calls that still run."""
         self.channel.close()
+
+    def _read(self, name: str, call: Any, on_reply: Callable[[int, Any], None]) -> None:
+        """From a thread of its own; returns at once."""
+
+        def read() -> None:
+            try:
+                for reply in call:
+                    on_reply(self.address.rank, reply)
+            except grpc.RpcError as error:
+                on_reply(self.address.rank, self._translated(name, error))
+
+        thread = f"rank-{self.address.rank}-{name.lower()}"
+        threading.Thread(target=read, name=thread, daemon=True).start()
 
     def _outcome(self, name: str, call: Any) -> Any:
         try:

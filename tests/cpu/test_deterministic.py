@@ -256,3 +256,21 @@ def test_a_module_that_mixes_rows_is_named(tmp_path, monkeypatch):
 
     with pytest.raises(ModelError, match=r"LlamaRMSNorm \(model.layers.0.input_layernorm\) gives"):
         load_executor(folder, deterministic=True)
+
+
+def test_a_function_whose_bits_depend_on_threads_is_found(tmp_path, monkeypatch):
+    """No module of its own: torch computes a number in a thread's last vector in another way."""
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP.forward
+
+    def gated(self, hidden_states):
+        return plain(self, hidden_states) * torch.sigmoid(hidden_states)
+
+    monkeypatch.setattr(LlamaMLP, "forward", gated)
+    folder = save_tiny_model(tmp_path / "llama", "llama", hidden_size=96, head_dim=16)
+    try:
+        with pytest.raises(ModelError, match=r"a function of its own \(token \d+ of 997\)"):
+            load_executor(folder, deterministic=True, num_threads=2)
+    finally:
+        torch.set_num_threads(1)

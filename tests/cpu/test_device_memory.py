@@ -116,10 +116,15 @@ def test_the_largest_step_runs_on_a_cache_of_its_own(tmp_path: Path) -> None:
 
 def test_sequences_of_the_largest_step_are_within_the_models_positions() -> None:
     batch = largest_batch(
-        max_num_batched_tokens=1000, max_num_seqs=2, max_model_len=64, block_size=16
+        max_num_batched_tokens=1000,
+        max_num_seqs=2,
+        max_num_scored_tokens=70,
+        max_model_len=64,
+        block_size=16,
     )
 
     assert batch.query_lens.sum() == 1000
+    assert len(batch.score_index) == 70
     assert batch.positions.max() < 64
     assert one_group(batch, block_size=16, num_layers=3).num_blocks == 4
 

@@ -18,7 +18,12 @@ from workers.kv_cache import LayerCache, allocate
 from workers.native import build
 from workers.staging import Staging
 
-pytestmark = pytest.mark.cpu
+pytestmark = [
+    pytest.mark.cpu,
+    pytest.mark.skipif(
+        not build.load("attention").has_wide_vectors(), reason="the kernel wants AVX-512"
+    ),
+]
 
 CPU = torch.device("cpu")
 BOUNDS = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -205,8 +210,35 @@ def test_a_damaged_sequence_damages_no_other() -> None:
     texts = Texts(shape, torch.float32, [40, 40], 16)
     texts.texts[0][2][5] = float("nan")
     damaged, sound = texts.feed(make(shape, torch.float32), (0, 0, 40), (1, 0, 40))
+    assert damaged[:5].isfinite().all()
     assert damaged[5:].isnan().all()
     assert sound.isfinite().all()
+
+
+@pytest.mark.parametrize("places", [[each] for each in range(18)] + [[*range(16)], [*range(40)]])
+@pytest.mark.parametrize("has_sinks", [False, True])
+def test_damaged_keys_show(places: list[int], has_sinks: bool) -> None:
+    """Wherever they are among those of a vector."""
+    shape = AttentionShape(
+        num_heads=4, num_kv_heads=2, k_dim=32, v_dim=32, scale=0.1, has_sinks=has_sinks
+    )
+    texts = Texts(shape, torch.float32, [40], 16)
+    texts.texts[0][1][places] = float("nan")
+    backend = make(shape, torch.float32)
+    texts.feed(backend, (0, 0, 39))
+    (last,) = texts.feed(backend, (0, 39, 40))
+    assert last.isnan().all()
+
+
+def test_other_numbers_than_the_caches_are_converted() -> None:
+    """Some models compute parts in float32."""
+    shape = AttentionShape(num_heads=4, num_kv_heads=2, k_dim=32, v_dim=32, scale=0.1)
+    texts = Texts(shape, torch.bfloat16, [40], 16)
+    (expected,) = texts.feed(make(shape, torch.bfloat16), (0, 0, 40))
+    texts.texts[0] = [part.float() for part in texts.texts[0]]
+    (found,) = texts.feed(make(shape, torch.bfloat16), (0, 0, 40))
+    assert found.dtype == torch.float32
+    assert found.equal(expected.float())
 
 
 @pytest.mark.parametrize(
@@ -235,6 +267,44 @@ def test_without_a_compiler_the_reference_serves(
 
     assert backend.name == "reference"
     assert "native: there is no C compiler: install gcc" in caplog.text
+
+
+@pytest.mark.parametrize("cache", ["/dev/null", "/proc"])
+def test_a_folder_that_cannot_be_used_is_no_end(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    shape = AttentionShape(num_heads=1, num_kv_heads=1, k_dim=16, v_dim=16, scale=1.0)
+    with pytest.raises(UnsuitedError, match=r"can't be made or used .*XDG_CACHE_HOME"):
+        make(shape, torch.float32)
+    assert choice.choose("auto", [shape], dtype=torch.float32, device=CPU).name == "reference"
+
+
+def test_a_damaged_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a full disk leaves it."""
+    whole, damaged = (tmp_path / name / "lockstep" / "native" for name in ("whole", "damaged"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
+    build.load("attention")
+    (made,) = whole.iterdir()
+    damaged.mkdir(parents=True)
+    (damaged / made.name).touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "damaged"))
+    with pytest.raises(build.NoCompilerError, match=rf"{made.name} can't be made or used .*remove"):
+        build.load("attention")
+
+
+def test_narrow_vectors_leave_it_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = tuple(flag.replace("native", "x86-64") for flag in build.FLAGS)
+    monkeypatch.setattr(build, "FLAGS", narrow)
+    shape = AttentionShape(num_heads=1, num_kv_heads=1, k_dim=16, v_dim=16, scale=1.0)
+    with pytest.raises(UnsuitedError, match="no vectors of 512 bits"):
+        make(shape, torch.float32)
+
+
+def test_a_compiler_may_have_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "cc -g0")
+    assert build.load("attention").has_wide_vectors() in (0, 1)
 
 
 def test_a_source_that_does_not_compile_is_told(

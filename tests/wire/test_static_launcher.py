@@ -21,6 +21,7 @@ from runtime.errors import ConfigError, LockstepError, WorkerError
 from runtime.progress import StartupProgress
 from runtime.scheduling.cache_layout import CacheGroup, CacheLayout
 from tests.transport import TIMEOUT_S, TOKEN, Client, FakeModel, running_worker
+from workers.errors import CacheError
 from workers.server import serve
 
 pytestmark = [pytest.mark.wire, pytest.mark.timeout(60)]
@@ -224,6 +225,35 @@ def test_the_driver_hears_of_captured_graphs(
     assert "loading weights" in shown
     assert "capturing CUDA graphs" in shown
     assert "/7.00 " in shown
+
+
+def test_a_rank_that_refuses_ends_the_wait_for_one_that_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a collective, while graphs are captured: it would wait until the start's deadline."""
+    monkeypatch.setenv("LOCKSTEP_WORKER_TOKEN", TOKEN)
+    refused = threading.Event()
+
+    def refuse() -> None:
+        raise CacheError("no memory for the graphs on rank 1")
+
+    patient = FakeModel(on_allocate=lambda: refused.wait(TIMEOUT_S))
+    with (
+        running_worker(patient) as (_, first),
+        running_worker(FakeModel(on_allocate=refuse)) as (_, second),
+    ):
+        config = EngineConfig(
+            launcher="static",
+            tp=2,
+            workers=f"{HOST}:{first.port},{HOST}:{second.port}",
+            startup_timeout_s=TIMEOUT_S,
+        )
+        with Epochs(config, "m") as made:
+            made.start(lambda loaded, total: None)
+            with pytest.raises(ConfigError, match="no memory for the graphs on rank 1"):
+                made.allocate_cache(LAYOUT)
+            assert not refused.is_set()
+            refused.set()
 
 
 def test_no_two_drivers_have_the_same_epoch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,6 +74,7 @@ class AttentionBackend(Protocol):
 
     name: str
     block_size_multiple: int  # block sizes it takes are multiples of this
+    takes_fp8_cache: bool
     is_capturable: bool  # as part of a CUDA graph: it reads no device memory on the host
 
     def attend(

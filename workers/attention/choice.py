@@ -114,7 +114,7 @@ def choose(
 def _check_cache(
     backend: AttentionBackend, dtype: torch.dtype, cache_dtype: torch.dtype | None
 ) -> AttentionBackend:
-    """Raises UnsuitedError: it can't read such a cache. Backends say so by `takes_fp8_cache`."""
-    if cache_dtype not in (None, dtype) and not getattr(backend, "takes_fp8_cache", False):
+    """Raises UnsuitedError: it can't read such a cache."""
+    if cache_dtype not in (None, dtype) and not backend.takes_fp8_cache:
         raise UnsuitedError("it reads no KV cache in fp8")
     return backend

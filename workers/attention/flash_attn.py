@@ -26,6 +26,7 @@ class FlashAttention:
     """One of the kernels, on the cache."""
 
     name = "flash_attn"
+    takes_fp8_cache = False
     is_capturable = True
 
     def __init__(self, kernel: Kernel, function: Function, *, deterministic: bool) -> None:

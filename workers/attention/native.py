@@ -10,6 +10,7 @@ from workers.kv_cache import LayerCache
 from workers.native.build import NoCompilerError, load
 
 LANES = 16
+ALIGNMENT = 64  # bytes
 MAX_DIM = 512
 MAX_ROWS = 48
 MAX_HEADS = 128
@@ -44,6 +45,7 @@ class _Arguments(ctypes.Structure):
         *((name, ctypes.c_int32) for name in COUNTS),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("workspaces", ctypes.c_void_p),
     )
 
 
@@ -71,6 +73,10 @@ def make(
         library = load("attention", DEFINITIONS[dtype])
     except NoCompilerError as error:
         raise UnsuitedError(str(error)) from error
+    if not library.has_wide_vectors():
+        raise UnsuitedError(
+            "this processor has no vectors of 512 bits (AVX-512), without which prompts take longer"
+        )
     return NativeAttention(library, deterministic=deterministic)
 
 
@@ -82,13 +88,19 @@ class NativeAttention:
     """
 
     name = "native"
+    takes_fp8_cache = False
     is_capturable = False
 
     def __init__(self, library: ctypes.CDLL, *, deterministic: bool) -> None:
         self.block_size_multiple = LANES if deterministic else 1
         self._attend = library.attend
         self._attend.restype = None
-        self._items: tuple[AttentionMetadata, int, torch.Tensor] | None = None
+        for size in (library.workspace_bytes, library.arguments_bytes):
+            size.restype = ctypes.c_int64
+        assert library.arguments_bytes() == ctypes.sizeof(_Arguments), "as in attention.c"
+        self._workspace_bytes: int = library.workspace_bytes()
+        self._workspaces = torch.empty(0, dtype=torch.uint8)
+        self._items: tuple[torch.Tensor, int, torch.Tensor] | None = None
 
     def attend(
         self,
@@ -107,8 +119,10 @@ class NativeAttention:
         """As AttentionBackend says."""
         num_tokens, num_heads, k_dim = query.shape
         num_kv_heads, v_dim = value.shape[1:]
-        query, key, value = map(_dense, (query, key, value))
+        dtype, wanted = cache.key.dtype, query.dtype
+        query, key, value = (_dense(each.to(dtype)) for each in (query, key, value))
         output = query.new_empty(num_tokens, num_heads, v_dim)
+        num_threads = torch.get_num_threads()
         sinks = None if sinks is None else sinks.float().contiguous()
         tile_queries = max(1, MAX_ROWS // (num_heads // num_kv_heads))
         items = self._tiles(metadata, tile_queries)
@@ -128,19 +142,27 @@ class NativeAttention:
                     *cache.value.stride()[:3],
                     metadata.block_tables.stride(0),
                     *(num_tokens, num_heads, num_kv_heads, k_dim, v_dim, cache.key.shape[1]),
-                    *(len(items), tile_queries, window, chunk, torch.get_num_threads()),
+                    *(len(items), tile_queries, window, chunk, num_threads),
                     scale,
                     softcap,
+                    self._room(num_threads),
                 )
             )
         )
-        return output
+        return output.to(wanted)
+
+    def _room(self, num_threads: int) -> int:
+        """Address of a workspace for each thread; their stacks may be too small."""
+        wanted = num_threads * self._workspace_bytes + ALIGNMENT
+        if len(self._workspaces) < wanted:
+            self._workspaces = torch.empty(wanted, dtype=torch.uint8)
+        return -(-self._workspaces.data_ptr() // ALIGNMENT) * ALIGNMENT
 
     def _tiles(self, metadata: AttentionMetadata, tile_queries: int) -> torch.Tensor:
         """[I, 2] int32: sequence and first query of each tile; the same for layers of one kind."""
         if self._items is not None:
             known, size, items = self._items
-            if known is metadata and size == tile_queries:
+            if known is metadata.query_lens and size == tile_queries:
                 return items
         counts = -(-metadata.query_lens // tile_queries)
         sequences = torch.repeat_interleave(counts)
@@ -148,7 +170,7 @@ class NativeAttention:
         tiles = torch.arange(len(sequences)) - firsts[sequences]
         # The last tiles of a prompt see most keys: they are begun first.
         items = torch.stack((sequences, tiles * tile_queries), dim=1).int().flip(0).contiguous()
-        self._items = metadata, tile_queries, items
+        self._items = metadata.query_lens, tile_queries, items
         return items
 
 

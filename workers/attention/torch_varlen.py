@@ -35,6 +35,7 @@ class TorchVarlenAttention:
     """
 
     name = "torch_varlen"
+    takes_fp8_cache = False
     block_size_multiple = 256
     is_capturable = True
 

@@ -93,6 +93,7 @@ class TritonAttention:
     """Writes K and V, then attends: two launches, or three where a decode step is split."""
 
     name = "triton"
+    takes_fp8_cache = False
     is_capturable = True
     block_size_multiple = 1  # each key is found by itself
 

@@ -23,6 +23,10 @@ OTHERWISE = "serve it without --deterministic"
 # More than a tile, so that a row comes to another tile and another place in it.
 NUM_ROWS = TILE_ROWS + 9
 PLACES = (0, 1, 18, TILE_ROWS + 3, NUM_ROWS - 1)
+# A prime number, so that threads, which share out numbers and not rows, begin within rows; enough
+# of them for torch to use threads at all.
+MANY_ROWS = 997
+MOST_ENDS = 16
 
 
 def make_invariant(model: PreTrainedModel, device: torch.device) -> None:
@@ -75,12 +79,37 @@ def check_rows(
         wrong += outputs.differing(together, place)
         if not torch.equal(own[0], logits[number]):
             wrong.append("its logits")
+    wrong += _differing_where_threads_begin(
+        forward, heads=heads, max_positions=max_positions, vocab_size=vocab_size
+    )
     # All ranks have run as often by now: none waits for one that raises.
     if wrong:
         raise ModelError(
             f"{type(model).__name__}: what {wrong[0]} gives for a token depends on the tokens "
             f"beside it: deterministic doesn't cover it; {OTHERWISE}"
         )
+
+
+def _differing_where_threads_begin(
+    forward: Forward,
+    *,
+    heads: Mapping[nn.Module, HeadShard],
+    max_positions: int,
+    vocab_size: int,
+) -> Iterator[str]:
+    """Names logits that are others alone than among many rows, at whose places threads begin."""
+    rows = torch.arange(MANY_ROWS)
+    ids, positions = rows % vocab_size, rows % max_positions
+    shares = {count: range(1, count) for count in (2, torch.get_num_threads())}
+    begins = {MANY_ROWS * part // count for count, parts in shares.items() for part in parts}
+    places = torch.tensor([*sorted(begins)[:MOST_ENDS], MANY_ROWS - 1])
+    among = forward(ids, positions, places, ProbePass(max_positions, heads))
+    for place, logits in zip(places.tolist(), among, strict=True):
+        here = slice(place, place + 1)
+        probe = ProbePass(max_positions, heads)
+        own = forward(ids[here], positions[here], torch.tensor([0]), probe)
+        if not torch.equal(own[0], logits):
+            yield f"a function of its own (token {place} of {MANY_ROWS})"
 
 
 class _Outputs:

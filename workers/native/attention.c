@@ -6,6 +6,7 @@
  * Softmax is online (Milakov and Gimelshein: Online normalizer calculation for softmax).
  */
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -59,6 +60,7 @@ typedef struct {
     int32_t num_tokens, num_heads, num_kv_heads, k_dim, v_dim, block_size;
     int32_t num_items, tile_queries, window, chunk, num_threads;
     float scale, softcap;
+    void *workspaces; /* one for each thread, from a multiple of 64 bytes on */
 } arguments;
 
 static inline vec splat(float number) { return (vec){0} + number; }
@@ -174,6 +176,17 @@ static void read_group(
     }
 }
 
+static inline __attribute__((always_inline)) void add_values(
+    const arguments *a, workspace *w, int row, vec masses, int low, int high
+) {
+    for (int d = 0; d < a->v_dim; d += LANES) {
+        vec output = *(vec *)(w->output[row] + d);
+        for (int k = low; k <= high; k++)
+            output += masses[k] * *(const vec *)(w->values + k * a->v_dim + d);
+        *(vec *)(w->output[row] + d) = output;
+    }
+}
+
 /* Adds a group of keys to one row's softmax. */
 static inline void add_group(
     const arguments *a, workspace *w, int row, int32_t start, int32_t first, int32_t last
@@ -192,7 +205,7 @@ static inline void add_group(
         scores = choose((place >= first) & (place <= last), scores, splat(-INFINITY));
     }
     float most = largest(scores);
-    if (most > w->most[row]) {
+    if (!(most <= w->most[row])) { /* larger, or no number, which then shows in the output */
         float shrink = w->most[row] == -INFINITY ? 0.0f : expf(w->most[row] - most);
         w->most[row] = most;
         w->total[row] *= shrink;
@@ -201,12 +214,13 @@ static inline void add_group(
     if (w->most[row] == -INFINITY) return; /* nothing seen so far */
     vec masses = exponential(scores - w->most[row]);
     w->total[row] += sum(masses);
-    for (int d = 0; d < a->v_dim; d += LANES) {
-        vec output = *(vec *)(w->output[row] + d);
-        for (int k = 0; k < KEYS; k++)
-            output += masses[k] * *(const vec *)(w->values + k * a->v_dim + d);
-        *(vec *)(w->output[row] + d) = output;
-    }
+    /* What is hidden is left out: it may be no number. */
+    int low = first > start ? first - start : 0;
+    int high = last - start < KEYS - 1 ? last - start : KEYS - 1;
+    if (low == 0 && high == KEYS - 1)
+        add_values(a, w, row, masses, 0, KEYS - 1);
+    else
+        add_values(a, w, row, masses, low, high);
 }
 
 static void attend_tile(const arguments *a, workspace *w, int32_t sequence, int32_t query, int head) {
@@ -271,11 +285,25 @@ void attend(const arguments *a) {
                 );
             }
         }
-        workspace w;
+        workspace *w = (workspace *)a->workspaces + omp_get_thread_num();
 #pragma omp for schedule(dynamic, 1)
         for (int32_t i = 0; i < a->num_items * a->num_kv_heads; i++) {
             const int32_t *item = a->items + i / a->num_kv_heads * 2;
-            attend_tile(a, &w, item[0], item[1], i % a->num_kv_heads);
+            attend_tile(a, w, item[0], item[1], i % a->num_kv_heads);
         }
     }
+}
+
+/* What the caller must know. */
+int64_t workspace_bytes(void) { return sizeof(workspace); }
+
+int64_t arguments_bytes(void) { return sizeof(arguments); }
+
+/* Narrower vectors than these are slower than matrix products by torch. */
+int has_wide_vectors(void) {
+#ifdef __AVX512F__
+    return 1;
+#else
+    return 0;
+#endif
 }

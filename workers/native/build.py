@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,6 +25,7 @@ FLAGS = (
     "-fopenmp",
     "-shared",
     "-fPIC",
+    "-Wno-psabi",  # of vectors wider than the processor's, which no other file passes around
 )
 TIMEOUT_S = 120.0
 
@@ -40,15 +42,22 @@ def load(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL:
 
     Raises NoCompilerError.
     """
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    command = shlex.split(os.environ.get("CC", "cc"))
+    compiler = shutil.which(command[0]) if command else None
     if compiler is None:
         raise NoCompilerError("there is no C compiler: install gcc, or name one by CC")
     source = FOLDER / f"{name}.c"
-    flags = [*FLAGS, *(f"-D{definition}" for definition in definitions)]
+    flags = [*command[1:], *FLAGS, *(f"-D{definition}" for definition in definitions)]
     target = _cache_folder() / f"{name}-{_key(source, compiler, flags)}.so"
-    if not target.exists():
-        _compile([compiler, *flags], source, target)
-    return ctypes.CDLL(str(target))
+    try:
+        if not target.exists():
+            _compile([compiler, *flags], source, target)
+        return ctypes.CDLL(str(target))
+    except OSError as error:
+        raise NoCompilerError(
+            f"{target} can't be made or used ({error}): remove it, or name a folder that can be "
+            "written to by XDG_CACHE_HOME"
+        ) from error
 
 
 def _compile(command: Sequence[str], source: Path, target: Path) -> None:
@@ -94,4 +103,6 @@ def _processor() -> str:
 
 def _cache_folder() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not os.path.isabs(cache):
+        raise NoCompilerError("this user has no home to keep what is compiled: set XDG_CACHE_HOME")
     return Path(cache) / "lockstep" / "native"
