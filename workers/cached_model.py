@@ -18,7 +18,7 @@ from workers.staging import Staging
 
 logger = logging.getLogger(__name__)
 
-MakeGraph = Callable[[], Graph]
+MakeGraph = Callable[[], Graph]  # for graphs of one capture, which share memory
 
 
 class CachedModel:
@@ -31,15 +31,15 @@ class CachedModel:
         *,
         cache_dtype: torch.dtype,
         device: torch.device,
-        make_graph: MakeGraph | None,
+        make_graphs: Callable[[], MakeGraph] | None,
         max_graph_rows: int,
     ) -> None:
-        """Without `make_graph` every step is launched kernel by kernel."""
+        """Without `make_graphs` every step is launched kernel by kernel."""
         self._model = model
         self._backend = backend
         self._cache_dtype = cache_dtype
         self._device = device
-        self._make_graph = make_graph
+        self._make_graphs = make_graphs
         self._max_graph_rows = max_graph_rows
         self._staging = Staging(device)
         self._graphs: DecodeGraphs | None = None
@@ -92,7 +92,7 @@ class CachedModel:
             )
         self.release()
         # Padded rows of graphs write to a block of their own, behind those that the driver knows.
-        num_blocks = layout.num_blocks + (self._make_graph is not None)
+        num_blocks = layout.num_blocks + (self._make_graphs is not None)
         self._caches, cache_bytes = kv_cache.allocate(
             self.layers,
             replace(layout, num_blocks=num_blocks),
@@ -107,13 +107,13 @@ class CachedModel:
 
     def capture(self, on_progress: OnProgress, *, most: int | None = None) -> int:
         """Captures the graphs on this cache, or `most` of them; returns how many there are."""
-        if self._make_graph is None:
+        if self._make_graphs is None:
             return 0
         layout = self.layout
         max_len = self._model.max_model_len
         graphs = DecodeGraphs(
             self._forward,
-            self._make_graph,
+            self._make_graphs(),
             max_rows=self._max_graph_rows,
             max_total_len=max_len,
             block_size=layout.block_size,
@@ -126,11 +126,15 @@ class CachedModel:
         self._graphs = graphs
         return graphs.num_graphs
 
+    @property
+    def has_graphs(self) -> bool:
+        return self._graphs is not None
+
     @torch.inference_mode()
     def run(self, batch: Batch, resolve: Resolve) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies blocks, then runs the forward pass on what `resolve` makes of the batch's ids.
 
-        The ids that were fed [T] int32, and this rank's logits of the wanted rows; both are there
+        The ids that were fed [T] int32, and this rank's logits of the wanted rows, which are there
         until the next step.
         """
         layout = self.layout

@@ -41,23 +41,34 @@ LARGE_STEP = 16
 class Graph(Protocol):
     """One captured forward pass."""
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Returns the tensor that `replay` writes to."""
-        ...
+    def capture(self, run: Callable[[], None]) -> None: ...
 
     def replay(self) -> None: ...
 
 
-class CudaGraph:
-    """Not yet run on a device. Graphs of one `pool` share memory: one of them runs at a time."""
+class CudaGraphs:
+    """Makes graphs that share memory, as one of them runs at a time. Not yet run on a device."""
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        # The allocator keeps blocks by stream: on several the graphs would share nothing.
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self) -> Graph:
+        return CudaGraph(self._pool, self._stream)
+
+
+class CudaGraph:
+    """One of `CudaGraphs`."""
+
+    def __init__(self, pool: Any, stream: torch.cuda.Stream) -> None:
         self._pool = pool
+        self._stream = stream
         self._graph = torch.cuda.CUDAGraph()
 
-    def capture(self, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def capture(self, run: Callable[[], None]) -> None:
         """As Graph.capture; runs it once before, for what libraries set up at their first call."""
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             run()
@@ -66,7 +77,7 @@ class CudaGraph:
         with torch.cuda.graph(
             self._graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"
         ):
-            return run()
+            run()
 
     def replay(self) -> None:
         self._graph.replay()
@@ -104,7 +115,8 @@ class DecodeGraphs:
             max_total_len=max_total_len,
             device=device,
         )
-        self._graphs: dict[int, tuple[Graph, StepInputs, torch.Tensor]] = {}
+        self._logits: torch.Tensor | None = None  # of the largest bucket too
+        self._graphs: dict[int, tuple[Graph, StepInputs]] = {}
 
     @property
     def num_graphs(self) -> int:
@@ -115,9 +127,16 @@ class DecodeGraphs:
         """The largest first: the others fit into what it took. `most` of them; all where None."""
         for count, rows in enumerate(self._buckets[::-1][:most], start=1):
             inputs = first_rows(self._static, rows)
+            if self._logits is None:
+                # What a graph returns would be its own for good; so it writes to this.
+                self._logits = torch.empty_like(self._forward(inputs))
             graph = self._make_graph()
-            self._graphs[rows] = graph, inputs, graph.capture(partial(self._forward, inputs))
+            graph.capture(partial(self._run_into, self._logits[:rows], inputs))
+            self._graphs[rows] = graph, inputs
             on_progress(count, len(self._buckets))
+
+    def _run_into(self, logits: torch.Tensor, inputs: StepInputs) -> None:
+        logits.copy_(self._forward(inputs))
 
     def covers(self, batch: Batch) -> bool:
         """Whether each sequence is fed one token and is sampled, and no graph is too small."""
@@ -138,12 +157,14 @@ class DecodeGraphs:
         """The ids that were fed, and logits of the rows, until the next step."""
         rows = len(batch.sequence_ids)
         bucket = next(each for each in self._buckets if each >= rows)
-        graph, inputs, logits = self._graphs[bucket]
+        assert self._logits is not None, "capture comes first"
+        graph, inputs = self._graphs[bucket]
         padded = pad(batch, bucket, self._scratch_block)
         staged = build_inputs(padded, block_size=self._block_size, staging=self._staging)
         copy_into(inputs, replace(staged, input_ids=resolve(staged.input_ids)))
         graph.replay()
-        return inputs.input_ids[:rows], logits[:rows]
+        # The ids may be looked at once the next step has begun.
+        return inputs.input_ids[:rows].clone(), self._logits[:rows]
 
 
 def buckets(max_rows: int) -> list[int]:

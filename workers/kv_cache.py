@@ -101,7 +101,7 @@ def copy_blocks(caches: Sequence[LayerCache], copies: torch.Tensor) -> None:
         origin[target] = origin.get(source, source)
     pool = caches[0].pool
     moves = torch.tensor([[*origin], [*origin.values()]], dtype=torch.int64)
-    targets, sources = moves.to(pool.device)
+    targets, sources = moves.to(pool.device, non_blocking=True)
     # All sources are read before a target is written.
     pool[targets] = pool[sources]
 

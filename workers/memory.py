@@ -130,12 +130,14 @@ def measure(
 
 @contextmanager
 def explaining(what: str, advice: str) -> Iterator[None]:
-    """Raises ModelError where a device's memory doesn't suffice for the block."""
+    """Raises ModelError: a device's memory doesn't suffice for the block, or it fails there."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         first = str(error).partition(". ")[0]
         raise ModelError(f"GPU memory doesn't suffice for {what}: {first}; {advice}") from error
+    except torch.AcceleratorError as error:
+        raise ModelError(f"the GPU fails at {what}: {error}; {advice}") from error
 
 
 def _gib(num_bytes: float) -> str:

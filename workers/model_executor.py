@@ -19,7 +19,7 @@ from workers.batch import NO_MASKS, Batch, LateInputs
 from workers.batch_check import check_batch
 from workers.cached_model import CachedModel, MakeGraph
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
-from workers.cuda_graphs import CudaGraph, OnProgress
+from workers.cuda_graphs import CudaGraphs, OnProgress
 from workers.device import choose_device, default_threads
 from workers.dry_run import measure_model
 from workers.memory import CudaMemory, explaining
@@ -87,7 +87,7 @@ class ModelExecutor:
             self._backend,
             cache_dtype=cache_dtype,
             device=self._device,
-            make_graph=graph_maker(
+            make_graphs=graph_maker(
                 self._device, self._backend, self._model, enforce_eager=config.enforce_eager
             ),
             max_graph_rows=config.max_num_seqs,
@@ -124,6 +124,11 @@ class ModelExecutor:
             self._cached.capture(on_progress)
         self._parallel.limit_collectives(self._collective_timeout_s)
         return cache_bytes
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether decode steps are replayed."""
+        return self._cached.has_graphs
 
     def execute_model(self, batch: Batch) -> dict[int, int]:
         """Runs one step: sequence id -> token id, in the order of the sampled rows.
@@ -241,7 +246,7 @@ class ModelExecutor:
 
 def graph_maker(
     device: torch.device, backend: AttentionBackend, model: ModelPart, *, enforce_eager: bool
-) -> MakeGraph | None:
+) -> Callable[[], MakeGraph] | None:
     """None where steps are launched kernel by kernel; on cuda the reason is logged."""
     if device.type != "cuda":
         return None
@@ -254,4 +259,4 @@ def graph_maker(
     if reason is not None:
         logger.info("no CUDA graphs: %s", reason)
         return None
-    return partial(CudaGraph, torch.cuda.graph_pool_handle())
+    return CudaGraphs

@@ -163,7 +163,8 @@ class TensorParallel:
     def close(self) -> None:
         """Leaves the group. May be called twice."""
         group, self._group = self._group, None
-        if group is not None:
+        # NCCL would wait until no CUDA graph has collectives in it; the process ends soon anyway.
+        if group is not None and self._device.type != "cuda":
             group.shutdown()
 
 
@@ -171,6 +172,8 @@ def _finish(start: Callable[[], Any]) -> None:
     """Runs a collective. Raises CollectiveError: another rank is gone, or runs something else."""
     try:
         start().wait()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise CollectiveError(f"a collective failed: {error}") from error
 

@@ -158,6 +158,8 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
     # transformers has torch make this folder, and torch's own choice is the temporary folder.
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/lockstep/torchinductor")
+    # Services may write to no other part of a home, and images keep this one.
+    os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/lockstep/triton")
     from workers.collector import freeze_heap
     from workers.device import use_cuda_device
     from workers.faults import with_faults

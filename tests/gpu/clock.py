@@ -1,5 +1,6 @@
 """Times on a device, and what the device could do at best."""
 
+import gc
 import time
 from collections.abc import Callable
 from statistics import median
@@ -9,9 +10,11 @@ import torch
 WARM = 3
 
 
-def seconds(run: Callable[[], object], device: torch.device, *, repeats: int) -> float:
-    """Median of whole runs, each to its end on the device."""
-    for _ in range(WARM):
+def seconds(
+    run: Callable[[], object], device: torch.device, *, repeats: int, warm: int = WARM
+) -> float:
+    """Median of whole runs, each to its end on the device, after `warm` that don't count."""
+    for _ in range(warm):
         run()
     times = []
     for _ in range(repeats):
@@ -21,6 +24,14 @@ def seconds(run: Callable[[], object], device: torch.device, *, repeats: int) ->
         wait(device)
         times.append(time.perf_counter() - start)
     return median(times)
+
+
+def release(device: torch.device) -> None:
+    """Frees what nobody holds any more, cycles among them."""
+    gc.collect()
+    wait(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def wait(device: torch.device) -> None:

@@ -2,13 +2,16 @@
 
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from tests.gpu import shapes
+from tests.gpu.clock import release
 from tests.plain_attention import plain_attention
 from workers.attention.base import AttentionBackend, AttentionShape, UnsuitedError, build_inputs
 from workers.attention.choice import BACKENDS
@@ -45,7 +48,16 @@ def check_backends(device: torch.device, *, quick: bool) -> Iterator[Verdict]:
                 except UnsuitedError as error:
                     yield Verdict(what, None, str(error))
                     continue
-                yield Verdict(what, _compare(backend, shape, dtype, device, seed=index))
+                compare = partial(_compare, backend, shape, dtype, device, seed=index)
+                yield attempt(what, lambda what=what, run=compare: Verdict(what, run()))
+
+
+def attempt(what: str, check: Callable[[], Verdict]) -> Verdict:
+    """What fails in whatever way is wrong, and ends no other check."""
+    try:
+        return check()
+    except Exception as error:
+        return Verdict(what, f"{type(error).__name__}: {str(error)[:300]}")
 
 
 def _attention_shapes() -> list[AttentionShape]:
@@ -80,11 +92,18 @@ def _compare(
     *,
     seed: int,
 ) -> str:
-    """Sequences come in three steps, by pieces of any length, empty tables never."""
+    """Sequences come in four steps, by pieces of any length, empty tables never."""
     draw = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     block_size = next(size for size in BLOCK_SIZES if size % backend.block_size_multiple == 0)
-    ends = [[1, 2, 3], [300, 301, 302], [0, 257, 600], [16, 32, 48], [5, 6, 700]]
+    # The last step is single tokens alone.
+    ends = [
+        [1, 2, 3, 4],
+        [300, 301, 302, 303],
+        [0, 257, 600, 601],
+        [16, 32, 48, 49],
+        [5, 6, 700, 701],
+    ]
     width = -(-max(each[-1] for each in ends) // block_size)
     layer = LayerCacheSpec(
         window=shape.window,
@@ -118,7 +137,7 @@ def _compare(
         "softcap": shape.softcap,
     }
     found: list[list[torch.Tensor]] = [[] for _ in ends]
-    for step in range(3):
+    for step in range(4):
         pieces = [(i, each[step - 1] if step else 0, each[step]) for i, each in enumerate(ends)]
         pieces = [piece for piece in pieces if piece[1] < piece[2]]
         batch = _batch(pieces, tables)
@@ -198,17 +217,22 @@ def check_graphs(device: torch.device, shape: shapes.Shape) -> Verdict:
     for enforce_eager in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             executor = shapes.load(shape, Path(folder), device, enforce_eager=enforce_eager)
+        if executor.has_graphs is enforce_eager:
+            return Verdict(what, "there are no graphs: --verbose tells why")
+        generator = torch.Generator(device).manual_seed(1)
+        for cache in executor._cached._caches:
+            cache.pool.normal_(generator=generator)
         outputs = []
         rows = max(shape.rows)
         for count in (rows, 1, rows - 1):
-            seq_lens = [20 + index % 30 for index in range(count)]
+            seq_lens = [20 + index * 37 % (shape.context - 20) for index in range(count)]
             batch = shapes.make_step(executor, seq_lens=seq_lens, query_lens=[1] * count)
             found = executor.compute_logits(batch)
             assert found is not None
             outputs.append(found.cpu())
         logits.append(outputs)
         del executor
-        torch.cuda.empty_cache()
+        release(device)
     for graphed, single in zip(*logits, strict=True):
         worst = float((graphed - single).abs().max() / single.abs().max())
         if worst > BOUNDS[torch.bfloat16]:
@@ -221,6 +245,8 @@ def check_tokens(device: torch.device, folder: Path | None) -> Verdict:
     what = "greedy tokens equal the CPU's"
     if folder is None:
         return Verdict(what, None, "no --model was given")
+    if find_spec("psutil") is None:
+        return Verdict(what, None, "the CPU's part needs psutil")
     texts = []
     for each in (torch.device("cpu"), device):
         executor = shapes.load_folder(folder, each, dtype="float32", max_num_seqs=2)

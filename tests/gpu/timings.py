@@ -1,6 +1,5 @@
 """How fast a device runs steps of real shapes, beside what it could do at best."""
 
-import gc
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -10,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.gpu import shapes
-from tests.gpu.clock import seconds, wait
+from tests.gpu.clock import release, seconds
 from workers.batch import Batch
 from workers.model_executor import ModelExecutor
 from workers.models.config import DTYPES
@@ -56,9 +55,9 @@ def time_shape(
     floor = 1e3 * _prefill_flops(executor, shape) / flops_per_s
     yield _with_floor(timing, floor)
     del executor
-    _release(device)
+    release(device)
     yield _time_generate(shape, device, decoded)
-    _release(device)
+    release(device)
 
 
 def _time_step(executor: ModelExecutor, batch: Batch, device: torch.device, what: str) -> Timing:
@@ -136,6 +135,7 @@ def _time_generate(shape: shapes.Shape, device: torch.device, decoded: dict[int,
                 ),
                 device,
                 repeats=1,
+                warm=1,
             )
     step = (took[1 + GENERATED] - took[1]) / GENERATED
     rate = rows / step
@@ -146,10 +146,3 @@ def _time_generate(shape: shapes.Shape, device: torch.device, decoded: dict[int,
         tokens_per_s=rate,
         ratio=decoded[rows] / rate,
     )
-
-
-def _release(device: torch.device) -> None:
-    gc.collect()
-    wait(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()

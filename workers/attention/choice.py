@@ -106,7 +106,10 @@ def choose(
         except UnsuitedError as error:
             reasons.append(f"{each}: {error}")
             continue
-        logger.info("attention backend %s (%s)", each, "; ".join(reasons) or "the first choice")
+        slow = device.type == "cuda" and each == "reference"
+        level = logging.WARNING if slow else logging.INFO
+        why = "; ".join(reasons) or "the first choice"
+        logger.log(level, "attention backend %s%s (%s)", each, ", slow on a GPU" * slow, why)
         return backend
     raise ModelError(f"no attention backend can serve this: {'; '.join(reasons)}")
 

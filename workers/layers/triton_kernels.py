@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def matmul(
     x,  # [M, K]
     w,  # [N, K], of x's dtype or of 8 bits
