@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from workers import kv_cache
-from workers.attention.base import AttentionBackend, StepInputs, build_inputs
+from workers.attention.base import TABLE_MULTIPLE, AttentionBackend, StepInputs, build_inputs
 from workers.batch import Batch
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.cuda_graphs import DecodeGraphs, Graph, OnProgress, Resolve
@@ -117,7 +117,7 @@ class CachedModel:
             max_rows=self._max_graph_rows,
             max_total_len=max_len,
             block_size=layout.block_size,
-            table_widths=[-(-max_len // layout.block_size)] * len(layout.groups),
+            table_widths=[self._table_width(max_len, layout.block_size)] * len(layout.groups),
             scratch_block=layout.num_blocks,
             staging=self._staging,
             device=self._device,
@@ -145,6 +145,11 @@ class CachedModel:
         inputs = build_inputs(batch, block_size=layout.block_size, staging=self._staging)
         inputs = replace(inputs, input_ids=resolve(inputs.input_ids))
         return inputs.input_ids, self._forward(inputs)
+
+    @staticmethod
+    def _table_width(max_len: int, block_size: int) -> int:
+        blocks = -(-max_len // block_size)
+        return -(-blocks // TABLE_MULTIPLE) * TABLE_MULTIPLE
 
     def _forward(self, inputs: StepInputs) -> torch.Tensor:
         step = StepPass(

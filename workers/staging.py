@@ -62,6 +62,11 @@ class Staging:
         self._memory = memory or PinnedMemory()
         self._buffers: list[_Buffer] = []  # the next one first
 
+    @property
+    def is_device(self) -> bool:
+        """Whether tensors go anywhere."""
+        return self._device.type != "cpu"
+
     def move(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The same int32 tensors on the device, views of one. Changes no tensor that is here."""
         if self._device.type == "cpu":

@@ -7,7 +7,7 @@ import torch
 
 from tests.plain_attention import plain_attention
 from tests.tiny_models import Row, make_batch
-from workers.attention.base import build_inputs
+from workers.attention.base import build_inputs, widen
 from workers.attention.reference import ReferenceAttention
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.kv_cache import LayerCache, allocate
@@ -188,3 +188,14 @@ def test_metadata_of_the_batch_of_the_architecture_page():
     assert second.block_tables.tolist() == [[9, 0], [2, 3]]
     assert [first.first_blocks.tolist(), second.first_blocks.tolist()] == [[0, 0], [0, 1]]
     assert first.extents == [[0, 4], [42, 1]]
+
+
+@pytest.mark.parametrize(("width", "wanted"), [(1, 16), (15, 16), (16, 16), (17, 32)])
+def test_tables_on_a_device_are_of_one_class(width, wanted):
+    tables = torch.arange(3 * width, dtype=torch.int32).view(3, width)
+
+    widened = widen(tables)
+
+    assert widened.shape == (3, wanted)
+    assert widened[:, :width].equal(tables)
+    assert widened.is_contiguous()

@@ -9,6 +9,10 @@ from workers.batch import Batch, BlockTables
 from workers.kv_cache import LayerCache
 from workers.staging import Staging
 
+# On a device rows of block tables are as long: Triton compiles a kernel for strides that are
+# multiples of it, and another for those that aren't.
+TABLE_MULTIPLE = 16
+
 
 class UnsuitedError(Exception):
     """A backend can't serve the model on this device; says why in half a sentence."""
@@ -119,7 +123,10 @@ def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInpu
         batch.positions % block_size,
     ]
     for tables in batch.block_tables:
-        host += [tables.block_ids, tables.first_blocks, _slot_blocks(tables, sequence, places)]
+        block_ids = tables.block_ids
+        if staging.is_device:
+            block_ids = widen(block_ids)
+        host += [block_ids, tables.first_blocks, _slot_blocks(tables, sequence, places)]
     input_ids, positions, wanted, seq_lens, fed, query_starts, offsets, *rest = staging.move(host)
     slot_offsets = offsets.to(torch.int64)
     host_lens = torch.stack((batch.seq_lens, query_lens), dim=1)
@@ -141,6 +148,11 @@ def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInpu
         for block_ids, first_blocks, slot_blocks in zip(*[iter(rest)] * 3, strict=True)
     )
     return StepInputs(input_ids=input_ids, positions=positions, wanted=wanted, groups=groups)
+
+
+def widen(block_ids: torch.Tensor) -> torch.Tensor:
+    """Block tables [S, W] with W a multiple of TABLE_MULTIPLE; what is added is read by nobody."""
+    return torch.nn.functional.pad(block_ids, (0, -block_ids.shape[1] % TABLE_MULTIPLE))
 
 
 def _slot_blocks(tables: BlockTables, sequence: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
