@@ -150,7 +150,7 @@ class CodedExecutor:
             lambda executor, rank: executor.sample(None if rank else late)
         )
         assert others == [None] * self._num_others
-        result = encode_result(self.batch, *sampled)
+        result = encode_result(self.batch, *sampled())
         reply = worker_pb2.StepReply(step_id=plan.step_id, result=result)
         return decode_result(worker_pb2.StepReply.FromString(reply.SerializeToString()))
 

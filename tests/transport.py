@@ -19,7 +19,7 @@ from workers.codec import StepLimits
 from workers.config import CacheLayout, LayerCacheSpec, ModelSpec, WorkerConfig
 from workers.model_side import ModelSide, Progress
 from workers.sampling.logprobs import Logprobs
-from workers.sampling.sampler import Samples
+from workers.sampling.sampler import Sampled, Samples
 from workers.server import WorkerServer, serve
 
 TOKEN = "the-right-token"
@@ -200,13 +200,14 @@ class FakeModel:
         self.on_step()
         return batch.input_ids
 
-    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
+    def sample(self, late: LateInputs | None = None) -> Sampled | None:
         self.threads.add(threading.get_ident())
         self.masks.append(NO_MASKS if late is None else late.masks)
         if self.rank != 0:
             return None
         batch = self.batches[-1]
-        return make_samples(batch.input_ids[batch.sample_index.long()] + 1), make_logprobs()
+        samples = make_samples(batch.input_ids[batch.sample_index.long()] + 1)
+        return lambda: (samples, make_logprobs())
 
     def close(self) -> None:
         self.threads.add(threading.get_ident())

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from workers.batch import Batch, LateInputs
     from workers.config import CacheLayout, ModelSpec, WorkerConfig
     from workers.model_side import Executor, ModelSide, Progress, Timings
-    from workers.sampling.logprobs import Logprobs
-    from workers.sampling.sampler import Samples
+    from workers.sampling.sampler import Sampled
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +104,7 @@ class FaultyExecutor:
             self._sleep(fault.seconds)
         return self._executor.forward(batch)
 
-    def sample(self, late: "LateInputs | None" = None) -> "tuple[Samples, Logprobs] | None":
+    def sample(self, late: "LateInputs | None" = None) -> "Sampled | None":
         return self._executor.sample(late)
 
     def _take(self, num_tokens: int) -> Fault | None:

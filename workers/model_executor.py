@@ -26,8 +26,8 @@ from workers.memory import CudaMemory, explaining
 from workers.model_part import ModelPart
 from workers.models.capture import why_not_capturable
 from workers.parallel import TensorParallel
-from workers.sampling.logprobs import Logprobs
-from workers.sampling.sampler import Sampler, Samples
+from workers.sampling.logprobs import NO_LOGPROBS
+from workers.sampling.sampler import Sampled, Sampler, Samples
 from workers.shared_samples import SharedSamples
 
 logger = logging.getLogger(__name__)
@@ -143,7 +143,7 @@ class ModelExecutor:
         if sampled is None:
             return {}
         sequences = batch.sample_sequence.tolist()
-        tokens = sampled[0].token_ids.tolist()
+        tokens = sampled()[0].token_ids.tolist()
         return {batch.sequence_ids[s]: token for s, token in zip(sequences, tokens, strict=True)}
 
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -161,10 +161,11 @@ class ModelExecutor:
         return input_ids
 
     @torch.inference_mode()
-    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
+    def sample(self, late: LateInputs | None = None) -> Sampled | None:
         """Samples from the logits of the last forward pass, and scores.
 
-        None where this rank doesn't sample; it still hears of samples that are shared.
+        What it returns waits for the device, which goes on with the next step meanwhile. None where
+        this rank doesn't sample; it still hears of samples that are shared.
         """
         assert self._pending is not None, "sample comes after forward"
         (batch, logits), self._pending = self._pending, None
@@ -187,13 +188,18 @@ class ModelExecutor:
             masks,
         )
         self._shared.share(batch, drawn.token_ids)  # before the host waits for them
-        samples = self._sampler.tell(drawn, columns)
-        scores = self._sampler.score(
-            logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
-        )
+        tell = partial(self._sampler.tell, drawn, columns)
+        scores = NO_LOGPROBS
+        # Logprobs are of logits that the next step overwrites.
+        if bool((columns.num_logprobs >= 0).any()) or len(batch.score_index):
+            samples = tell()
+            scores = self._sampler.score(
+                logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()
+            )
+            tell = partial(_known, samples)
         sample_us = (perf_counter_ns() - start) // 1000
         self.timings = StepTimings(self.timings.forward_us, sample_us)
-        return samples, scores
+        return lambda: (tell(), scores)
 
     def compute_logits(self, batch: Batch) -> torch.Tensor | None:
         """Copies blocks, then runs the forward pass.
@@ -219,7 +225,9 @@ class ModelExecutor:
 
     def _run_largest_step(self, batch: Batch) -> None:
         self.forward(batch)
-        self.sample()
+        sampled = self.sample()
+        if sampled is not None:
+            sampled()
 
     def _describe(self, available_bytes: int) -> ModelSpec:
         model = self._model
@@ -242,6 +250,10 @@ class ModelExecutor:
             vocab_size=self._model.vocab_size,
             max_model_len=self._model.max_model_len,
         )
+
+
+def _known(samples: Samples) -> Samples:
+    return samples
 
 
 def graph_maker(

@@ -8,8 +8,7 @@ import torch
 
 from workers.batch import Batch, LateInputs
 from workers.config import CacheLayout, ModelSpec, WorkerConfig
-from workers.sampling.logprobs import Logprobs
-from workers.sampling.sampler import Samples
+from workers.sampling.sampler import Sampled
 
 Progress = Callable[[int, int], None]
 
@@ -43,7 +42,7 @@ class Executor(Protocol):
 
     def forward(self, batch: Batch) -> torch.Tensor: ...
 
-    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None: ...
+    def sample(self, late: LateInputs | None = None) -> Sampled | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,7 @@ from workers.codec import StepLimits, decode_plan, input_hash
 from workers.delta_codec import DeltaDecoder
 from workers.errors import OutOfOrderError, StepError
 from workers.model_side import Executor
-from workers.sampling.logprobs import Logprobs
-from workers.sampling.sampler import Samples
+from workers.sampling.sampler import Sampled
 from workers.sampling_codec import decode_inputs, decode_masks, encode_result
 from workers.serial_thread import SerialThread
 
@@ -50,7 +49,7 @@ class _Done(NamedTuple):
 
     step: _Step
     input_ids: torch.Tensor
-    sampled: tuple[Samples, Logprobs] | None
+    sampled: Sampled | None
     forward_us: int
     sample_us: int
 
@@ -183,7 +182,7 @@ class StepStream:
         return worker_pb2.StepReply(
             epoch=request.epoch,
             step_id=request.step_id,
-            result=None if done.sampled is None else encode_result(batch, *done.sampled),
+            result=None if done.sampled is None else encode_result(batch, *done.sampled()),
             timings=worker_pb2.StepTimings(
                 prepare_us=int((step.prepared - step.arrived) * 1e6),
                 forward_us=done.forward_us,

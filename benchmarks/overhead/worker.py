@@ -20,7 +20,7 @@ from workers.model_executor import StepTimings
 from workers.model_side import ModelSide, Progress
 from workers.parallel import TensorParallel, join, open_rendezvous
 from workers.sampling.logprobs import Logprobs
-from workers.sampling.sampler import Samples
+from workers.sampling.sampler import Sampled, Samples
 from workers.server import serve
 from workers.shared_samples import SharedSamples
 
@@ -91,7 +91,7 @@ class Sleeper:
         self.timings = StepTimings(int((perf_counter() - started) * 1e6), 0)
         return input_ids
 
-    def sample(self, late: LateInputs | None = None) -> tuple[Samples, Logprobs] | None:
+    def sample(self, late: LateInputs | None = None) -> Sampled | None:
         assert self._running is not None, "sample comes after forward"
         (batch, started, due), self._running = self._running, None
         num_rows = len(batch.sample_index)
@@ -101,7 +101,8 @@ class Sleeper:
         if not self._parallel.is_sampler:
             return None
         faults = torch.zeros(num_rows, dtype=torch.uint8)
-        return Samples(token_ids=token_ids, faults=faults, logprobs=NO_LOGPROBS), NO_LOGPROBS
+        samples = Samples(token_ids=token_ids, faults=faults, logprobs=NO_LOGPROBS)
+        return lambda: (samples, NO_LOGPROBS)
 
 
 class Take(NamedTuple):

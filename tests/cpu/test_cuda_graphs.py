@@ -122,7 +122,7 @@ def test_samples_of_the_step_before_are_fed(folder: Path, graphs: list[AgainGrap
     executor = feeder.executor
     first = make_batch([feeder.row(number, [5 + number]) for number in range(3)])
     executor.forward(replace(first, step_id=1, shares_samples=True))
-    sampled, _ = executor.sample()
+    sampled, _ = executor.sample()()
     _, b, c = sampled.token_ids.tolist()
     rows = [feeder.row(number, [0]) for number in range(3)]
     batch = replace(make_batch(rows), step_id=2)

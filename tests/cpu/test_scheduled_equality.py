@@ -102,7 +102,7 @@ class Served:
             request = worker_pb2.StepRequest.FromString(message)
             batch = decode_plan(request, self.limits)
             self.executor.forward(batch)
-            result = encode_result(batch, *self.executor.sample())
+            result = encode_result(batch, *self.executor.sample()())
             reply = worker_pb2.StepReply(step_id=plan.step_id, result=result)
             self.scheduler.update(decode_result(reply))
             self.scheduler.check_invariants()

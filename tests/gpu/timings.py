@@ -66,7 +66,9 @@ def _time_step(executor: ModelExecutor, batch: Batch, device: torch.device, what
     def run() -> None:
         executor.forward(batch)
         host_us.append(executor.timings.forward_us)
-        executor.sample()
+        sampled = executor.sample()
+        assert sampled is not None
+        sampled()
 
     took = seconds(run, device, repeats=REPEATS)
     return Timing(

@@ -193,6 +193,29 @@ def test_a_model_that_cannot_be_served_is_a_failed_precondition() -> None:
         )
 
 
+def test_the_device_goes_on_while_a_reply_waits_for_it() -> None:
+    """On a GPU a step's ids come later than its launch: the next one is launched meanwhile."""
+    second_began = threading.Event()
+    waited: list[bool] = []
+
+    class Late(FakeModel):
+        def forward(self, batch: Any) -> Any:
+            fed = super().forward(batch)
+            if len(self.batches) == 2:
+                second_began.set()
+            return fed
+
+        def sample(self, late: Any = None) -> Any:
+            sampled = super().sample(late)
+            return lambda: (waited.append(second_began.wait(TIMEOUT_S)), sampled())[1]
+
+    with ready_worker(Late()) as client:
+        replies = client.execute(step(1), step(2))
+
+    assert waited == [True, True]
+    assert [reply.step_id for reply in replies] == [1, 2]
+
+
 def test_an_exception_while_loading_names_type_and_rank() -> None:
     model = FakeModel(on_load=raising(KeyError("norm.weight")))
     with running_worker(model) as (client, _):

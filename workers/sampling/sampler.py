@@ -39,6 +39,10 @@ class Samples:
     logprobs: Logprobs  # of the rows that asked for them and have no fault
 
 
+# What a step sampled, and scores; waits for the device, from any thread.
+Sampled = Callable[[], tuple[Samples, Logprobs]]
+
+
 @dataclass(frozen=True, slots=True)
 class AdjustedRows:
     """n of R rows, as their parameters want them."""
