@@ -73,9 +73,9 @@ def make(
         library = load("attention", DEFINITIONS[dtype])
     except NoCompilerError as error:
         raise UnsuitedError(str(error)) from error
-    if not library.has_wide_vectors():
+    if not library.has_vectors():
         raise UnsuitedError(
-            "this processor has no vectors of 512 bits (AVX-512), without which prompts take longer"
+            "this processor has neither AVX-512 nor AVX2 with FMA: torch's products are faster there"
         )
     return NativeAttention(library, deterministic=deterministic)
 

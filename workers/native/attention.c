@@ -10,20 +10,24 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __AVX512F__
 #define LANES 16
-#define KEYS 16      /* of a group: one vector of scores */
+#else
+#define LANES 8
+#endif
+#define KEYS LANES   /* of a group: one vector of scores */
 #define MAX_ROWS 48  /* of a tile: queries times heads; heads alone may be more */
 #define MAX_HEADS 128
 #define MAX_DIM 512
 
-typedef float vec __attribute__((vector_size(64)));
-typedef float loose_vec __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t int_vec __attribute__((vector_size(64)));
-typedef uint32_t bits_vec __attribute__((vector_size(64)));
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef float loose_vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t int_vec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t bits_vec __attribute__((vector_size(4 * LANES)));
 
 #ifdef BFLOAT16
 typedef uint16_t number;
-typedef uint16_t half_vec __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint16_t half_vec __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
 
 static inline vec load(const number *from) {
     half_vec halves = *(const half_vec *)from;
@@ -90,13 +94,31 @@ static inline vec exponential(vec x) {
     return choose(is_zero, splat(0.0f), p * power);
 }
 
-#define SWAP_8 ((int_vec){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7})
-#define SWAP_4 ((int_vec){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11})
-#define SWAP_2 ((int_vec){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13})
-#define SWAP_1 ((int_vec){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14})
+/* Lanes of two vectors by turns: what is left of them when neighbours are added up. */
+#if LANES == 16
+#define SWAP_8 (int_vec){8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7}
+#define SWAP_4 (int_vec){4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11}
+#define SWAP_2 (int_vec){2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13}
+#define SWAP_1 (int_vec){1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14}
+#define LANES_8 {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}
+#define LANES_4 {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}
+#define LANES_2 {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29}
+#define LANES_1 {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
+#define PLACES {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#else
+#define SWAP_4 (int_vec){4, 5, 6, 7, 0, 1, 2, 3}
+#define SWAP_2 (int_vec){2, 3, 0, 1, 6, 7, 4, 5}
+#define SWAP_1 (int_vec){1, 0, 3, 2, 5, 4, 7, 6}
+#define LANES_4 {0, 1, 2, 3, 8, 9, 10, 11}
+#define LANES_2 {0, 1, 4, 5, 8, 9, 12, 13}
+#define LANES_1 {0, 2, 4, 6, 8, 10, 12, 14}
+#define PLACES {0, 1, 2, 3, 4, 5, 6, 7}
+#endif
 
 static inline float largest(vec numbers) {
+#if LANES == 16
     numbers = larger(numbers, __builtin_shuffle(numbers, SWAP_8));
+#endif
     numbers = larger(numbers, __builtin_shuffle(numbers, SWAP_4));
     numbers = larger(numbers, __builtin_shuffle(numbers, SWAP_2));
     numbers = larger(numbers, __builtin_shuffle(numbers, SWAP_1));
@@ -104,7 +126,9 @@ static inline float largest(vec numbers) {
 }
 
 static inline float sum(vec numbers) {
+#if LANES == 16
     numbers += __builtin_shuffle(numbers, SWAP_8);
+#endif
     numbers += __builtin_shuffle(numbers, SWAP_4);
     numbers += __builtin_shuffle(numbers, SWAP_2);
     numbers += __builtin_shuffle(numbers, SWAP_1);
@@ -112,23 +136,18 @@ static inline float sum(vec numbers) {
 }
 
 /* Joins halves: lane i of the result is the sum of two lanes of `one`, or of `other`. */
-#define JOIN(one, other, first, second) \
-    (__builtin_shuffle(one, other, (int_vec)first) + __builtin_shuffle(one, other, (int_vec)second))
-#define LANES_8A {0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23}
-#define LANES_8B {8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31}
-#define LANES_4A {0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27}
-#define LANES_4B {4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31}
-#define LANES_2A {0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29}
-#define LANES_2B {2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31}
-#define LANES_1A {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
-#define LANES_1B {1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31}
+#define JOIN(one, other, lanes, apart) \
+    (__builtin_shuffle(one, other, (int_vec)lanes) + \
+     __builtin_shuffle(one, other, (int_vec)lanes + apart))
 
 /* Lane i of the result is the sum of part i's lanes. */
 static inline vec sums(vec part[KEYS]) {
-    for (int i = 0; i < 8; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_8A, LANES_8B);
-    for (int i = 0; i < 4; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_4A, LANES_4B);
-    for (int i = 0; i < 2; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_2A, LANES_2B);
-    return JOIN(part[0], part[1], LANES_1A, LANES_1B);
+#if LANES == 16
+    for (int i = 0; i < 8; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_8, 8);
+#endif
+    for (int i = 0; i < 4; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_4, 4);
+    for (int i = 0; i < 2; i++) part[i] = JOIN(part[2 * i], part[2 * i + 1], LANES_2, 2);
+    return JOIN(part[0], part[1], LANES_1, 1);
 }
 
 /* Scores of one row and a group of keys. */
@@ -191,7 +210,7 @@ static inline __attribute__((always_inline)) void add_values(
 static inline void add_group(
     const arguments *a, workspace *w, int row, int32_t start, int32_t first, int32_t last
 ) {
-    static const int_vec count = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const int_vec count = PLACES;
     vec scores = products(w->query[row], w->keys, a->k_dim) * a->scale;
     if (a->softcap != 0.0f) {
         vec ratio = scores / a->softcap;
@@ -299,9 +318,9 @@ int64_t workspace_bytes(void) { return sizeof(workspace); }
 
 int64_t arguments_bytes(void) { return sizeof(arguments); }
 
-/* Narrower vectors than these are slower than matrix products by torch. */
-int has_wide_vectors(void) {
-#ifdef __AVX512F__
+/* Where the compiler must take vectors apart, products by torch are faster. */
+int has_vectors(void) {
+#if defined(__AVX512F__) || (defined(__AVX2__) && defined(__FMA__))
     return 1;
 #else
     return 0;
