@@ -75,7 +75,7 @@ def make(
         raise UnsuitedError(str(error)) from error
     if not library.has_vectors():
         raise UnsuitedError(
-            "this processor has neither AVX-512 nor AVX2 with FMA: torch's products are faster there"
+            "this processor has neither AVX-512 nor AVX2 with FMA: torch is faster there"
         )
     return NativeAttention(library, deterministic=deterministic)
 

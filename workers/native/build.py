@@ -25,6 +25,7 @@ FLAGS = (
     "-fopenmp",
     "-shared",
     "-fPIC",
+    "-D_DEFAULT_SOURCE",  # madvise
     "-Wno-psabi",  # of vectors wider than the processor's, which no other file passes around
 )
 TIMEOUT_S = 120.0
@@ -86,7 +87,15 @@ def _compile(command: Sequence[str], source: Path, target: Path) -> None:
 def _key(source: Path, compiler: str, flags: Sequence[str]) -> str:
     """Of all that the result depends on: folders of caches are shared between machines."""
     stat = os.stat(compiler)
-    parts = [source.read_text(), compiler, str(stat.st_mtime_ns), str(stat.st_size), *flags]
+    headers = [each.read_text() for each in sorted(FOLDER.glob("*.h"))]
+    parts = [
+        source.read_text(),
+        *headers,
+        compiler,
+        str(stat.st_mtime_ns),
+        str(stat.st_size),
+        *flags,
+    ]
     parts += [platform.machine(), _processor()]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
