@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from workers.layers.linear_methods import choose_methods
+from workers.layers.packed import pack_weights
 from workers.layers.paged_attention import AttentionPass, PagedAttention
 from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
 from workers.loading.conversion import Source
@@ -63,7 +64,9 @@ class ModelPart:
         self.eos_token_ids = model_files.eos_token_ids(folder, whole)
         num_embeddings = self.module.get_parameter(build.head_name(self.module)).shape[0]
         self.vocab_size = model_files.count_token_ids(folder, num_embeddings, self.eos_token_ids)
-        methods = choose_methods(device, deterministic=deterministic, quantization=quantization)
+        methods = choose_methods(
+            device, self.dtype, deterministic=deterministic, quantization=quantization
+        )
         if quantization != "none":
             check_quantisable(self.module)
         sharding = shard_model(self.module, parallel, methods)
@@ -80,6 +83,7 @@ class ModelPart:
                 num_threads=GPU_THREADS if device.type == "cuda" else 1,
                 on_progress=on_progress,
             )
+        pack_weights(self.module)
         build.initialize_buffers(self.module, device)
         with torch.inference_mode():
             self.calls = find_attention_calls(

@@ -10,7 +10,9 @@ from transformers.pytorch_utils import Conv1D
 from workers.errors import ModelError
 from workers.layers.fp8 import Fp8Weights, ScaledProduct, dequantised
 from workers.layers.linear import LinearMethod, PlainWeights, Product, TransposedWeights
+from workers.layers.packed import PackedWeights
 from workers.layers.row_tiles import tiled_linear
+from workers.native.linear import LinearKernel, linear_kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,21 +21,28 @@ class LinearMethods:
 
     product: Product = functional.linear
     fp8: ScaledProduct | None = None  # where weights get 8 bits
+    kernel: LinearKernel | None = None  # for weights that are packed; `product` for the rest
 
     @property
     def replace_all(self) -> bool:
         """Whether layers that aren't cut need a method, too."""
-        return self.product is not functional.linear or self.fp8 is not None
+        return self != LinearMethods()
 
     def of(self, module: nn.Module) -> LinearMethod | None:
         """How a module stores its weights; None where it is no linear layer that can be cut."""
-        plain = self.of_head(module)
+        plain = self._plain(module)
         if plain is None or self.fp8 is None:
-            return plain
+            return self.of_head(module)
         return Fp8Weights(plain, self.fp8)
 
-    def of_head(self, module: nn.Module) -> PlainWeights | TransposedWeights | None:
+    def of_head(self, module: nn.Module) -> LinearMethod | None:
         """As `of`, in the model's own dtype."""
+        plain = self._plain(module)
+        if plain is None or self.kernel is None:
+            return plain
+        return PackedWeights(plain, self.kernel)
+
+    def _plain(self, module: nn.Module) -> PlainWeights | TransposedWeights | None:
         # Subclasses compute something else.
         if type(module) is nn.Linear:
             return PlainWeights(self.product)
@@ -41,7 +50,7 @@ class LinearMethods:
 
 
 def choose_methods(
-    device: torch.device, *, deterministic: bool, quantization: str
+    device: torch.device, dtype: torch.dtype, *, deterministic: bool, quantization: str
 ) -> LinearMethods:
     """Raises ModelError: the device needs triton, which isn't installed."""
     if quantization not in ("none", "fp8"):
@@ -49,7 +58,11 @@ def choose_methods(
     has_fp8 = quantization == "fp8"
     if device.type == "cpu":
         product = tiled_linear if deterministic else functional.linear
-        return LinearMethods(product=product, fp8=dequantised(product) if has_fp8 else None)
+        return LinearMethods(
+            product=product,
+            fp8=dequantised(product) if has_fp8 else None,
+            kernel=linear_kernel(dtype),
+        )
     if not deterministic and not has_fp8:
         return LinearMethods()
     try:

@@ -1,0 +1,82 @@
+"""Linear layers on a CPU whose weights are packed for our kernel once they are loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from workers.layers.linear import ColumnParallelLinear, PlainWeights, TransposedWeights
+from workers.native.linear import LinearKernel, PackedWeight
+from workers.parallel import Shard
+
+
+@dataclass(slots=True)
+class PackedWeights:
+    """A weight as `base` reads it from a checkpoint, then in panels. Of one layer."""
+
+    base: PlainWeights | TransposedWeights
+    kernel: LinearKernel
+    packed: PackedWeight | None = None
+
+    def features(self, source: nn.Module) -> tuple[int, int]:
+        return self.base.features(source)
+
+    def create(self, source: nn.Module, shard: Shard) -> dict[str, nn.Parameter]:
+        return self.base.create(source, shard)
+
+    def shards(self, shard: Shard) -> dict[str, Shard]:
+        return self.base.shards(shard)
+
+    def finish(self, layer: nn.Module) -> None:
+        """Packs the weight, which an embedding may share: that keeps it as it was."""
+        weight = layer.get_parameter("weight").detach()
+        if isinstance(self.base, TransposedWeights):
+            weight = weight.T
+        if weight.dtype != self.kernel.dtype or weight.shape[1] % self.kernel.inputs_multiple:
+            return
+        self.packed = self.kernel.pack(weight)
+        layer._parameters["weight"] = nn.Parameter(self.packed.panels, requires_grad=False)
+
+    def apply(
+        self, layer: nn.Module, inputs: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        if self.packed is None:
+            return self.base.apply(layer, inputs, bias)
+        return self.kernel.multiply(inputs, [self.packed], [bias])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class JointLinear:
+    """Layers that get the same rows, multiplied in one go."""
+
+    kernel: LinearKernel
+    weights: tuple[PackedWeight, ...]
+    biases: tuple[torch.Tensor | None, ...]
+
+    @classmethod
+    def of(cls, layers: Sequence[nn.Module]) -> "JointLinear | None":
+        """None: one of them isn't packed, or has its outputs gathered over ranks."""
+        weights, biases, kernels = [], [], []
+        for layer in layers:
+            if not isinstance(layer, ColumnParallelLinear) or layer.gather is not None:
+                return None
+            method = layer.method
+            if not isinstance(method, PackedWeights) or method.packed is None:
+                return None
+            weights.append(method.packed)
+            biases.append(layer.bias)
+            kernels.append(method.kernel)
+        return cls(kernels[0], tuple(weights), tuple(biases))
+
+    def __call__(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """[..., in] -> [..., out] of each layer."""
+        return self.kernel.multiply(rows, self.weights, self.biases)
+
+
+def pack_weights(model: nn.Module) -> None:
+    """Packs what is loaded by now, layer by layer, so that one weight at a time is there twice."""
+    for module in model.modules():
+        method = getattr(module, "method", None)
+        if isinstance(method, PackedWeights):
+            method.finish(module)

@@ -1,0 +1,190 @@
+"""Products of rows with packed weights, by a kernel of ours in C, on a CPU."""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from workers.native.build import NoCompilerError, load
+
+logger = logging.getLogger(__name__)
+
+PANEL = 16
+MAX_PARTS = 4
+ALIGNMENT = 64  # bytes
+DEFINITIONS: dict[torch.dtype, tuple[str, ...]] = {
+    torch.float32: (),
+    torch.bfloat16: ("BFLOAT16",),
+}
+
+
+class _Part(ctypes.Structure):
+    """As in linear.c."""
+
+    _fields_ = (
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("outputs", ctypes.c_int64),
+    )
+
+
+class _Arguments(ctypes.Structure):
+    """As in linear.c."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("stage", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("num_rows", "inputs", "row_stride")),
+        *((name, ctypes.c_int32) for name in ("num_parts", "num_threads")),
+        ("parts", _Part * MAX_PARTS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    """One linear layer's. `panels` [P, in / group, 16 * group] are in the kernel's order."""
+
+    panels: torch.Tensor
+    inputs: int
+    outputs: int
+
+
+class LinearKernel:
+    """For weights and rows of one dtype. Threads are those of torch.
+
+    A row's outputs have the same bits whatever rows and layers are beside it.
+    """
+
+    def __init__(self, library: ctypes.CDLL, dtype: torch.dtype) -> None:
+        for size in (library.arguments_bytes, library.stage_bytes, library.inputs_multiple):
+            size.restype = ctypes.c_int64
+        library.stage_bytes.argtypes = [ctypes.c_int64, ctypes.c_int64]
+        library.pack.argtypes = [
+            *(ctypes.c_void_p, ctypes.c_void_p),
+            *(ctypes.c_int64,) * 4,
+            ctypes.c_int32,
+        ]
+        library.pack.restype = library.linear.restype = None
+        assert library.arguments_bytes() == ctypes.sizeof(_Arguments), "as in linear.c"
+        self.dtype = dtype
+        self.inputs_multiple: int = library.inputs_multiple()
+        self._linear = library.linear
+        self._pack = library.pack
+        self._row_bytes = library.stage_bytes
+        self._stage = torch.empty(0, dtype=torch.uint8)
+
+    def pack(self, weight: torch.Tensor) -> PackedWeight:
+        """A copy of a weight [out, in], whose `in` is a multiple of inputs_multiple."""
+        outputs, inputs = weight.shape
+        assert weight.dtype == self.dtype
+        assert inputs % self.inputs_multiple == 0
+        shape = (-(-outputs // PANEL), inputs // self.inputs_multiple, PANEL * self.inputs_multiple)
+        panels = empty_aligned(shape, self.dtype)
+        self._pack(
+            *(panels.data_ptr(), weight.data_ptr()),
+            *(outputs, inputs, *weight.stride()),
+            torch.get_num_threads(),
+        )
+        return PackedWeight(panels, inputs, outputs)
+
+    def multiply(
+        self,
+        rows: torch.Tensor,
+        weights: Sequence[PackedWeight],
+        biases: Sequence[torch.Tensor | None],
+    ) -> list[torch.Tensor]:
+        """[..., in] and up to 4 layers of as many inputs -> [..., out] of each."""
+        inputs = weights[0].inputs
+        flat = rows.reshape(-1, inputs)
+        if flat.stride(1) != 1:
+            flat = flat.contiguous()
+        num_rows = len(flat)
+        outputs = [rows.new_empty(*rows.shape[:-1], each.outputs) for each in weights]
+        if num_rows == 0:
+            return outputs
+        parts = [
+            _Part(
+                weight.panels.data_ptr(),
+                None if bias is None else bias.data_ptr(),
+                output.data_ptr(),
+                weight.outputs,
+            )
+            for weight, bias, output in zip(weights, biases, outputs, strict=True)
+        ]
+        self._linear(
+            ctypes.byref(
+                _Arguments(
+                    *(flat.data_ptr(), self._room(num_rows, inputs)),
+                    *(num_rows, inputs, flat.stride(0)),
+                    *(len(parts), torch.get_num_threads()),
+                    (_Part * MAX_PARTS)(*parts),
+                )
+            )
+        )
+        return outputs
+
+    def _room(self, num_rows: int, inputs: int) -> int:
+        """Address of room for rows as the kernel takes them; it stays for the next call."""
+        wanted: int = self._row_bytes(num_rows, inputs)
+        if len(self._stage) < wanted:
+            self._stage = empty_aligned((wanted,), torch.uint8)
+        return self._stage.data_ptr()
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Beginning at a multiple of what the widest vectors have."""
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    raw = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
+    start = -raw.data_ptr() % ALIGNMENT
+    return raw[start : start + size].view(dtype).view(shape)
+
+
+def linear_kernel(dtype: torch.dtype) -> LinearKernel | None:
+    """One of its own for each thread that multiplies: it has room that it computes in.
+
+    None where there is none for these numbers, this processor or without a compiler; the reason is
+    logged.
+    """
+    library = _library(dtype)
+    return None if library is None else LinearKernel(library, dtype)
+
+
+@cache
+def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
+    if dtype not in DEFINITIONS:
+        return None
+    try:
+        library = load("linear", DEFINITIONS[dtype])
+    except NoCompilerError as error:
+        logger.warning("linear layers are multiplied by torch: %s", error)
+        return None
+    if not library.has_vectors():
+        logger.info("linear layers are multiplied by torch: no AVX-512, and no AVX2 with FMA")
+        return None
+    if not _is_right(LinearKernel(library, dtype)):
+        logger.warning("linear layers are multiplied by torch: the kernel is wrong on this machine")
+        return None
+    return library
+
+
+def _is_right(kernel: LinearKernel) -> bool:
+    """Whether small whole numbers are multiplied exactly, in tiles of all sizes."""
+    generator = torch.Generator().manual_seed(0)
+
+    def whole(*shape: int) -> torch.Tensor:
+        return torch.randint(-1, 2, shape, generator=generator).to(kernel.dtype)
+
+    weight, bias = whole(150, 64), whole(150)
+    packed = kernel.pack(weight)
+    for num_rows in range(1, 30):
+        rows = whole(num_rows, 64)
+        (found,) = kernel.multiply(rows, [packed], [bias])
+        if not found.float().equal(rows.float() @ weight.float().T + bias.float()):
+            return False
+    return True
