@@ -18,6 +18,7 @@ from workers.loading.weights import fill_with_noise, load_weights
 from workers.models import build
 from workers.models import config as model_files
 from workers.models.invariance import check_rows, make_invariant
+from workers.models.lean_layers import use_lean_layers
 from workers.models.probe import find_attention_calls
 from workers.models.sharding import check_quantisable, shard_model
 from workers.parallel import TensorParallel
@@ -94,6 +95,16 @@ class ModelPart:
                 vocab_size=self.vocab_size,
                 tp=parallel.size,
             )
+            if device.type == "cpu":
+                use_lean_layers(
+                    self.module,
+                    self.forward,
+                    self._attention,
+                    self.calls,
+                    heads=sharding.heads,
+                    max_positions=self.max_model_len,
+                    vocab_size=self.vocab_size,
+                )
             if deterministic:
                 check_rows(
                     self.module,

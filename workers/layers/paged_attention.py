@@ -123,6 +123,21 @@ class PagedAttention:
         assert self._positions is not None, "forward passes run in `running`"
         return self._positions
 
+    def attend(
+        self,
+        call: "AttentionCall",
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: object,
+    ) -> torch.Tensor:
+        """A call that is known by now, without sinks: [T, heads, dim] each -> [T, heads, V]."""
+        assert self._pass is not None, "forward passes run in `running`"
+        inputs = AttentionInputs(
+            query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), None
+        )
+        return self._pass.attend(call.module, inputs, mask, call.settings, {})
+
     def __call__(
         self,
         module: nn.Module,
