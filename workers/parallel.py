@@ -10,6 +10,7 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 from workers.collectives.base import Collectives
 from workers.collectives.process_group import ProcessGroup, make_group
+from workers.collectives.shared_memory import join_host
 from workers.config import WorkerConfig
 from workers.device import choose_device
 from workers.errors import WorkerError
@@ -162,7 +163,12 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
 
 
 def _connect(config: WorkerConfig, topology: Topology, store: Store) -> Collectives:
+    """Through memory where all ranks are on this host, else by torch.distributed."""
     rank, size, sampler_rank = config.rank, topology.tp, topology.sampler_rank
+    if config.device == "cpu":
+        shared = join_host(store, rank=rank, size=size, sampler_rank=sampler_rank)
+        if shared is not None:
+            return shared
     return ProcessGroup(
         make_group(config, store),
         rank=rank,
