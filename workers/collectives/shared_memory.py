@@ -200,11 +200,13 @@ def join_host(store: Store, *, rank: int, size: int, sampler_rank: int) -> Share
     answers = [json.loads(store.get(_key(each))) for each in range(size)]
     refusal = next((each["refusal"] for each in answers if "refusal" in each), None)
     if refusal is None:
+        if rank == 0:
+            logger.info("%d ranks exchange tensors through shared memory", size)
         return shared
     if shared is not None:
         shared.close()
     if rank == 0:
-        logger.info("ranks exchange tensors by gloo, not through memory: %s", refusal)
+        logger.info("ranks exchange tensors by gloo, not through shared memory: %s", refusal)
     return None
 
 
