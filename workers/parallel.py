@@ -1,26 +1,20 @@
 """Which ranks work together, what part of a tensor each holds, and how they exchange tensors."""
 
-import os
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
+from workers.collectives.base import Collectives
+from workers.collectives.process_group import ProcessGroup, make_group
+from workers.collectives.shared_memory import join_host
 from workers.config import WorkerConfig
 from workers.device import choose_device
-from workers.errors import CollectiveError, WorkerError
-from workers.interface import VARIABLES, nccl_setting
+from workers.errors import WorkerError
 
-# ProcessGroupGloo or ProcessGroupNCCL: torch's type stubs lack what both can do.
-Group = Any
-
-# Ranks wait for each other while one of them loads: the driver's deadlines end a wait, not this.
-GROUP_TIMEOUT = timedelta(days=1)
 RENDEZVOUS_TIMEOUT = timedelta(minutes=5)
 
 
@@ -67,78 +61,32 @@ class Shard:
 class TensorParallel:
     """The ranks that hold one model together. No collective runs when there is one."""
 
-    def __init__(
-        self,
-        topology: Topology,
-        rank: int,
-        group: Group | None,
-        device: torch.device = CPU,
-        *,
-        is_ordered: bool = False,
-    ) -> None:
-        """`device` is where the group's tensors must be.
-
-        With `is_ordered` sums go from rank to rank whatever the size, which costs tp times the
-        traffic: else who adds what first depends on how many rows there are.
-        """
+    def __init__(self, topology: Topology, rank: int, collectives: Collectives | None) -> None:
+        """`collectives` is None where nothing is exchanged."""
         self.size = topology.tp
-        self._device = device
         self.rank = rank
         self.is_sampler = rank == topology.sampler_rank
-        self._sampler_rank = topology.sampler_rank
-        self._group = group
-        self._is_ordered = is_ordered
+        self._collectives = collectives
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         """Returns the sum over ranks, written into `tensor`, which is contiguous."""
-        group = self._group
-        if group is None:
-            return tensor
-        if not self._is_ordered:
-            _finish(lambda: group.allreduce([tensor]))
-            return tensor
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        _finish(lambda: group.allgather([parts], [tensor]))
-        tensor.copy_(parts[0])
-        for part in parts[1:]:
-            tensor += part
-        return tensor
+        collectives = self._collectives
+        return tensor if collectives is None else collectives.all_reduce(tensor)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Joins the parts [..., n] to [..., size * n] on every rank."""
-        group = self._group
-        if group is None:
-            return tensor
-        tensor = tensor.contiguous()
-        parts = [torch.empty_like(tensor) for _ in range(self.size)]
-        _finish(lambda: group.allgather([parts], [tensor]))
-        return torch.cat(parts, dim=-1)
+        collectives = self._collectives
+        return tensor if collectives is None else collectives.all_gather(tensor)
 
     def gather_to_sampler(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Joins the parts [..., n] to [..., size * n] on the sampler's rank; None elsewhere."""
-        group = self._group
-        if group is None:
-            return tensor
-        tensor = tensor.contiguous()
-        options = dist.GatherOptions()
-        options.rootRank = self._sampler_rank
-        parts = [torch.empty_like(tensor) for _ in range(self.size)] if self.is_sampler else []
-        _finish(lambda: group.gather([parts] if parts else [], [tensor], options))
-        return torch.cat(parts, dim=-1) if parts else None
+        collectives = self._collectives
+        return tensor if collectives is None else collectives.gather_to_sampler(tensor)
 
     def broadcast_from_sampler(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What the sampler's rank has in `tensor`, which is contiguous and overwritten elsewhere.
-
-        With NCCL a CPU tensor travels by way of the device.
-        """
-        group = self._group
-        if group is None or tensor.numel() == 0:
-            return tensor
-        sent = tensor.to(self._device)
-        options = dist.BroadcastOptions()
-        options.rootRank = self._sampler_rank
-        _finish(lambda: group.broadcast([sent], options))
-        return sent.to(tensor.device)
+        """What the sampler's rank has in `tensor`, which is contiguous, overwritten elsewhere."""
+        collectives = self._collectives
+        return tensor if collectives is None else collectives.broadcast_from_sampler(tensor)
 
     def even_shard(self, dim: int, size: int) -> Shard:
         """The part of a dimension that divides by the number of ranks."""
@@ -154,28 +102,16 @@ class TensorParallel:
     def limit_collectives(self, timeout_s: float) -> None:
         """From now on: NCCL ends the process of a rank that waits longer for another.
 
-        Not before all have loaded, which takes one rank longer than another. With gloo the
-        driver's deadline for the step ends the wait.
+        Not before all have loaded, which takes one rank longer than another. On CPUs the driver's
+        deadline for the step ends the wait.
         """
-        if self._group is not None and self._device.type == "cuda":
-            self._group._set_default_timeout(timedelta(seconds=timeout_s))
+        if self._collectives is not None:
+            self._collectives.limit(timeout_s)
 
     def close(self) -> None:
-        """Leaves the group. May be called twice."""
-        group, self._group = self._group, None
-        # NCCL would wait until no CUDA graph has collectives in it; the process ends soon anyway.
-        if group is not None and self._device.type != "cuda":
-            group.shutdown()
-
-
-def _finish(start: Callable[[], Any]) -> None:
-    """Runs a collective. Raises CollectiveError: another rank is gone, or runs something else."""
-    try:
-        start().wait()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise CollectiveError(f"a collective failed: {error}") from error
+        """Leaves the others. May be called twice."""
+        if self._collectives is not None:
+            self._collectives.close()
 
 
 def open_rendezvous(world_size: int, host: str) -> tuple[TCPStore, int]:
@@ -218,13 +154,7 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
                 is_master=False,
                 timeout=RENDEZVOUS_TIMEOUT,
             )
-        return TensorParallel(
-            topology,
-            config.rank,
-            _make_group(config, store),
-            device=choose_device(config),
-            is_ordered=config.deterministic,
-        )
+        return TensorParallel(topology, config.rank, _connect(config, topology, store))
     except (dist.DistError, OSError, RuntimeError) as error:
         raise WorkerError(
             f"rank {config.rank} can't join the {config.tp_size} ranks at "
@@ -232,26 +162,18 @@ def join(config: WorkerConfig, store: TCPStore | None) -> TensorParallel:
         ) from error
 
 
-def _make_group(config: WorkerConfig, store: Store) -> Group:
-    """A group of its own, not torch's default one: nothing is global, and epochs never mix."""
-    if config.device == "cuda":
-        if config.interface:
-            # NCCL would take the first that it finds.
-            os.environ[VARIABLES["cuda"]] = nccl_setting(config.interface, os.environ)
-        nccl = dist.ProcessGroupNCCL.Options()
-        nccl._timeout = GROUP_TIMEOUT
-        return dist.ProcessGroupNCCL(store, config.rank, config.tp_size, nccl)
-    gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._timeout = GROUP_TIMEOUT
-    address = config.address or _own_address(config.rendezvous_host)
-    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
-    return dist.ProcessGroupGloo(store, config.rank, config.tp_size, gloo)
-
-
-def _own_address(peer: str) -> str:
-    """The address of this host that reaches `peer`; hosts with several networks have several."""
-    family, kind, protocol, _, address = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing, only picks a route
-        own: str = probe.getsockname()[0]
-    return own
+def _connect(config: WorkerConfig, topology: Topology, store: Store) -> Collectives:
+    """Through memory where all ranks are on this host, else by torch.distributed."""
+    rank, size, sampler_rank = config.rank, topology.tp, topology.sampler_rank
+    if config.device == "cpu":
+        shared = join_host(store, rank=rank, size=size, sampler_rank=sampler_rank)
+        if shared is not None:
+            return shared
+    return ProcessGroup(
+        make_group(config, store),
+        rank=rank,
+        size=size,
+        sampler_rank=sampler_rank,
+        device=choose_device(config),
+        is_ordered=config.deterministic,
+    )

@@ -7,15 +7,16 @@ import pytest
 import torch
 
 from tests.tiny_models import Row, load_executor, make_batch, make_layout, save_tiny_model
-from workers import model_executor, parallel
+from workers import model_executor
 from workers.actor import cuda_index
 from workers.batch import Batch
+from workers.collectives import process_group
 from workers.config import WorkerConfig
 from workers.device import choose_device, use_cuda_device
 from workers.dry_run import largest_batch, measure_model, one_group
 from workers.errors import ModelError
 from workers.memory import GIB, MemoryUse, explaining, measure
-from workers.parallel import Topology
+from workers.parallel import TensorParallel, Topology
 
 pytestmark = pytest.mark.cpu
 
@@ -185,18 +186,22 @@ class FakeNccl:
 def test_nccl_waits_for_loading_ranks_and_then_ends_before_the_steps_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parallel.dist, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(process_group.dist, "ProcessGroupNCCL", FakeNccl, raising=False)
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "")
     config = WorkerConfig(
         model_path="", rank=1, tp_size=2, device="cuda", interface="eth7", rendezvous_host="h"
     )
 
-    group = parallel._make_group(config, store=None)
+    group = process_group.make_group(config, store=None)
 
     assert group.made == (1, 2)
-    assert group.options._timeout == parallel.GROUP_TIMEOUT
-    assert parallel.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7"
-    ranks = parallel.TensorParallel(Topology(tp=2), 1, group, device=torch.device("cuda", 0))
+    assert group.options._timeout == process_group.GROUP_TIMEOUT
+    assert process_group.os.environ["NCCL_SOCKET_IFNAME"] == "=eth7"
+    device = torch.device("cuda", 0)
+    collectives = process_group.ProcessGroup(
+        group, rank=1, size=2, sampler_rank=0, device=device, is_ordered=False
+    )
+    ranks = TensorParallel(Topology(tp=2), 1, collectives)
     ranks.limit_collectives(270.0)
     assert group.options._timeout.total_seconds() == 270.0
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tests.tiny_models import load_executor, save_tiny_model
+from workers.collectives.process_group import ProcessGroup
 from workers.config import WorkerConfig
 from workers.errors import CollectiveError, WorkerError
-from workers.parallel import Shard, TensorParallel, Topology, join, open_rendezvous
+from workers.parallel import CPU, Shard, TensorParallel, Topology, join, open_rendezvous
 
 pytestmark = pytest.mark.cpu
 
@@ -115,7 +116,8 @@ class LostPeer:
 def test_a_lost_peer_is_no_fault_of_the_model(tmp_path):
     """A dry run that fails in a collective says nothing of the model's parts."""
     folder = save_tiny_model(tmp_path / "llama")
-    ranks = TensorParallel(Topology(tp=2), 0, LostPeer())
+    group = ProcessGroup(LostPeer(), rank=0, size=2, sampler_rank=0, device=CPU, is_ordered=False)
+    ranks = TensorParallel(Topology(tp=2), 0, group)
 
     with pytest.raises(CollectiveError, match="a collective failed: Connection closed by peer"):
         load_executor(folder, ranks)
