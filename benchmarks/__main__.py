@@ -8,6 +8,8 @@ import click
 MODULES = {
     "chaos": "benchmarks.chaos.cli",
     "demo": "benchmarks.demo",
+    "floor": "benchmarks.floor.cli",
+    "make-model": "benchmarks.make_model",
     "multinode": "benchmarks.multinode.cli",
     "overhead": "benchmarks.overhead.cli",
     "overload": "benchmarks.overload.cli",
@@ -17,6 +19,7 @@ MODULES = {
     "scheduler": "benchmarks.scheduler.cli",
     "simulate": "benchmarks.simulate.cli",
     "soak": "benchmarks.soak.cli",
+    "workload": "benchmarks.workloads.cli",
 }
 
 
@@ -29,7 +32,7 @@ class Benchmarks(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in MODULES:
             return None
-        command: click.Command = vars(import_module(MODULES[name]))[name]
+        command: click.Command = vars(import_module(MODULES[name]))[name.replace("-", "_")]
         return command
 
 
