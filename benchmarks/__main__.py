@@ -7,6 +7,7 @@ import click
 # Each has the command of its name.
 MODULES = {
     "chaos": "benchmarks.chaos.cli",
+    "compare": "benchmarks.compare.cli",
     "demo": "benchmarks.demo",
     "floor": "benchmarks.floor.cli",
     "make-model": "benchmarks.make_model",
