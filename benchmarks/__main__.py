@@ -10,6 +10,7 @@ MODULES = {
     "compare": "benchmarks.compare.cli",
     "demo": "benchmarks.demo",
     "floor": "benchmarks.floor.cli",
+    "latency": "benchmarks.latency",
     "make-model": "benchmarks.make_model",
     "multinode": "benchmarks.multinode.cli",
     "overhead": "benchmarks.overhead.cli",
@@ -20,6 +21,7 @@ MODULES = {
     "scheduler": "benchmarks.scheduler.cli",
     "simulate": "benchmarks.simulate.cli",
     "soak": "benchmarks.soak.cli",
+    "throughput": "benchmarks.throughput",
     "workload": "benchmarks.workloads.cli",
 }
 

@@ -27,30 +27,19 @@ from benchmarks.compare.results import (
     metrics_of,
     warnings,
 )
+from benchmarks.compare.smoke import smoke_workload
 from benchmarks.compare.subject import Subject, sigterm_leaves_blocks
 from benchmarks.compare.subjects import SUBJECTS, Places, Setup, specify
 from benchmarks.floor.cli import show_rates
 from benchmarks.floor.rates import measure_rates
 from benchmarks.floor.work import work_of
-from benchmarks.make_model import TINY_VOCABULARY, save_tiny_llama
+from benchmarks.make_model import save_tiny_llama
 from benchmarks.report import json_option, machine_line, smoke_option, write_json
 from benchmarks.simulate.model_shape import read_model_config
 from benchmarks.simulate.plot import require_matplotlib
-from benchmarks.workloads.shapes import make_uniform
 from benchmarks.workloads.workload import Workload, load_workload
 
 RUNS_OF_A_PAIR = 2
-
-
-def smoke_workload(num_requests: int = 4) -> Workload:
-    """For the tiny model."""
-    return make_uniform(
-        model="tiny",
-        vocab_size=TINY_VOCABULARY,
-        num_requests=num_requests,
-        prompt_len=16,
-        output_len=8,
-    )
 
 
 @click.command("compare")

@@ -58,15 +58,20 @@ def other_server(
 
 @asynccontextmanager
 async def started(
-    client: AbstractAsyncContextManager[Client], server: subprocess.Popen[bytes]
+    client: AbstractAsyncContextManager[Client], server: subprocess.Popen[bytes] | None
 ) -> AsyncIterator[Client]:
-    """Once the server answers. Raises RuntimeError: it ended before."""
+    """Once the server has answered a request. None: it is there already, and asked once.
+
+    Raises RuntimeError: it ended before. Raises FailedRequest: one that is there doesn't answer.
+    """
     async with client as entered:
         while True:
             try:
                 await complete_all(entered, PROBE)
                 break
             except FailedRequest as error:
+                if server is None:
+                    raise
                 if server.poll() is not None:
                     code = server.returncode
                     raise RuntimeError(f"the server ended with code {code}: {error}") from error
