@@ -19,6 +19,7 @@ MODULES = {
     "publish": "benchmarks.publish",
     "sampler": "benchmarks.sampler.cli",
     "scheduler": "benchmarks.scheduler.cli",
+    "serve": "benchmarks.serve.cli",
     "simulate": "benchmarks.simulate.cli",
     "soak": "benchmarks.soak.cli",
     "throughput": "benchmarks.throughput",

@@ -118,8 +118,13 @@ def compare(
         floors_s = _floors_s(model, workloads) if with_floor else {}
         found: list[Compared] = []
         for setup, group in zip(setups, groups, strict=True):
-            found += _compared(setup, group, reference, peers, num_pairs, timeout_s, floors_s)
-    _report(found, markdown_path, plot_path, json_path)
+            for each in _compared(setup, group, reference, peers, num_pairs, timeout_s, floors_s):
+                found.append(each)
+                # Each time, so that a peer that fails costs nothing that was measured before it.
+                _write(found, markdown_path, plot_path, json_path)
+    click.echo(f"\n{markdown(found)}\n")
+    for line in warnings(found):
+        click.echo(f"warning: {line}")
 
 
 def _floors_s(model: Path, workloads: Sequence[Workload]) -> dict[str, float]:
@@ -168,18 +173,15 @@ def _compared(
                     )
 
 
-def _report(
+def _write(
     found: Sequence[Compared],
     markdown_path: Path | None,
     plot_path: Path | None,
     json_path: Path | None,
 ) -> None:
-    table = markdown(found)
-    click.echo(f"\n{table}\n")
-    for line in warnings(found):
-        click.echo(f"warning: {line}")
     if markdown_path is not None:
-        markdown_path.write_text(f"{machine_line()}\n\n{table}\n\n{NOTES}\n", encoding="utf-8")
+        text = f"{machine_line()}\n\n{markdown(found)}\n\n{NOTES}\n"
+        markdown_path.write_text(text, encoding="utf-8")
     if plot_path is not None:
         plot(plot_path, machine_line(), found)
     if json_path is not None:
