@@ -10,6 +10,7 @@ MODULES = {
     "compare": "benchmarks.compare.cli",
     "demo": "benchmarks.demo",
     "floor": "benchmarks.floor.cli",
+    "guard": "benchmarks.guard.cli",
     "latency": "benchmarks.latency",
     "make-model": "benchmarks.make_model",
     "multinode": "benchmarks.multinode.cli",

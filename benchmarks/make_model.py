@@ -20,6 +20,7 @@ from workers.convert import convert
 SPECIAL = ("<unk>", "<s>", "</s>")
 NUM_BYTES = 256
 TINY_VOCABULARY = 512
+GUARD_VOCABULARY = 8192
 
 
 def save_llama_160m(folder: Path) -> None:
@@ -48,6 +49,23 @@ def save_tiny_llama(folder: Path) -> None:
         num_key_value_heads=2,
         intermediate_size=128,
         vocab_size=TINY_VOCABULARY,
+        max_position_embeddings=1024,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    _save_llama(config, folder)
+
+
+def save_guard_llama(folder: Path) -> None:
+    """For `guard`: small, and yet the products are most of what a step takes."""
+    config = LlamaConfig(
+        hidden_size=512,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        intermediate_size=1408,
+        vocab_size=GUARD_VOCABULARY,
         max_position_embeddings=1024,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         tie_word_embeddings=False,
