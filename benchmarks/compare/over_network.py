@@ -23,6 +23,10 @@ STOP_S = 20.0
 RETRY_S = 0.1
 
 
+class ServerEnded(Exception):
+    """Its own output tells why."""
+
+
 @contextmanager
 def own_server(
     options: dict[str, Any],
@@ -62,7 +66,7 @@ async def started(
 ) -> AsyncIterator[Client]:
     """Once the server has answered a request. None: it is there already, and asked once.
 
-    Raises RuntimeError: it ended before. Raises FailedRequest: one that is there doesn't answer.
+    Raises ServerEnded: it did before that. Raises FailedRequest: one that is there doesn't answer.
     """
     async with client as entered:
         while True:
@@ -73,8 +77,7 @@ async def started(
                 if server is None:
                     raise
                 if server.poll() is not None:
-                    code = server.returncode
-                    raise RuntimeError(f"the server ended with code {code}: {error}") from error
+                    raise ServerEnded(f"the server ended with code {server.returncode}") from error
                 # It has no other sign by which every server says that it is ready.
                 await asyncio.sleep(RETRY_S)
         yield entered
@@ -102,7 +105,10 @@ def main() -> None:
     name = f"Lockstep {version('lockstep-serving')}" if is_ours else options["engine"]
     start = own_server if is_ours else other_server
     with asyncio.Runner() as runner, start(options) as (client, pid):
-        entered = runner.run(client.__aenter__())
+        try:
+            entered = runner.run(client.__aenter__())
+        except ServerEnded as error:
+            sys.exit(str(error))
         try:
             answer(
                 answers,

@@ -163,12 +163,17 @@ def _openvino(name: str, setup: Setup) -> SubjectSpec:
 def _llama_cpp(name: str, setup: Setup) -> SubjectSpec:
     server = _needed(name, "--llama-server", setup.places.llama_server)
     gguf = _needed(name, "--gguf", setup.places.gguf)
-    # It divides its context among its slots.
-    command = [
-        *(str(server), f"--model={gguf}", "--alias=model", f"--threads={setup.threads}"),
-        *(f"--parallel={MAX_NUM_SEQS}", f"--ctx-size={MAX_NUM_SEQS * setup.max_model_len}"),
-        *("--host=127.0.0.1", "--port={port}"),
-    ]
+    # It divides its context among its slots, and takes no option as --name=value.
+    options = {
+        "--model": gguf,
+        "--alias": "model",
+        "--threads": setup.threads,
+        "--parallel": MAX_NUM_SEQS,
+        "--ctx-size": MAX_NUM_SEQS * setup.max_model_len,
+        "--host": "127.0.0.1",
+        "--port": "{port}",
+    }
+    command = [str(server), *(str(part) for option in options.items() for part in option)]
     return _server(name, "llama.cpp", command, {"cache_prompt": setup.prefix_caching}, {})
 
 

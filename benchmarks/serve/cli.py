@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from benchmarks.clients import FailedRequest
 from benchmarks.compare.options import file, workload_option
+from benchmarks.compare.over_network import ServerEnded
 from benchmarks.compare.smoke import smoke_workload
 from benchmarks.make_model import save_tiny_llama
 from benchmarks.report import json_option, machine_line, markdown_row, smoke_option, write_json
@@ -95,7 +96,7 @@ def serve(
         click.echo(f"{machine_line()}; {backend}\n{NOTES}\n")
         try:
             summaries = asyncio.run(_sweep(server, loads, goals))
-        except FailedRequest as error:
+        except (FailedRequest, ServerEnded) as error:
             raise click.ClickException(f"{server.url}: {error}") from error
     table = "\n".join(
         [markdown_row(HEADERS), markdown_row(["---"] * len(HEADERS))]

@@ -33,7 +33,7 @@ def client_of(server: Server) -> AbstractAsyncContextManager[Client]:
 async def reached(server: Server) -> AsyncIterator[Client]:
     """A client, once the server has answered, which ends with the block if it was started here.
 
-    Raises RuntimeError: the server ended before it answered. Raises FailedRequest: one that was
+    Raises ServerEnded: the server did before it answered. Raises FailedRequest: one that was
     there doesn't answer.
     """
     with ExitStack() as stack:
