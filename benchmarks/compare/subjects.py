@@ -134,7 +134,8 @@ def _vllm_served(name: str, setup: Setup) -> SubjectSpec:
 def _vllm_variables(setup: Setup, tp: int) -> dict[str, str]:
     # Each rank gets cores of its own.
     share = max(1, setup.threads // tp)
-    ranges = [f"{first}-{first + share - 1}" for first in range(0, share * tp, share)]
+    firsts = range(0, share * tp, share)
+    ranges = [f"{each}-{each + share - 1}" if share > 1 else f"{each}" for each in firsts]
     variables = {
         "VLLM_CPU_KVCACHE_SPACE": str(KV_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": "|".join(ranges),

@@ -3,6 +3,7 @@
 import ast
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -245,10 +246,9 @@ def test_ranks_of_vllm_have_cores_of_their_own(tmp_path: Path) -> None:
         threads=4,
         places=Places(vllm_python=Path(sys.executable)),
     )
-    binds = [
-        specify(name, setup).variables["VLLM_CPU_OMP_THREADS_BIND"] for name in ("vllm", "vllm-tp2")
-    ]
-    assert binds == ["0-3", "0-1|2-3"]
+    for threads, wanted in ((4, ["0-3", "0-1|2-3"]), (2, ["0-1", "0|1"])):
+        specs = [specify(name, replace(setup, threads=threads)) for name in ("vllm", "vllm-tp2")]
+        assert [each.variables["VLLM_CPU_OMP_THREADS_BIND"] for each in specs] == wanted
 
 
 @pytest.mark.parametrize("path", sorted(PEERS.glob("*_offline.py")), ids=lambda path: path.stem)
