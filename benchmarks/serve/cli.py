@@ -98,6 +98,16 @@ def serve(
             summaries = asyncio.run(_sweep(server, loads, goals))
         except (FailedRequest, ServerEnded) as error:
             raise click.ClickException(f"{server.url}: {error}") from error
+    _report(f"{backend}; {machine_line()}", summaries, markdown_path, plot_path, json_path)
+
+
+def _report(
+    title: str,
+    summaries: Sequence[Summary],
+    markdown_path: Path | None,
+    plot_path: Path | None,
+    json_path: Path | None,
+) -> None:
     table = "\n".join(
         [markdown_row(HEADERS), markdown_row(["---"] * len(HEADERS))]
         + [each.row() for each in summaries]
@@ -107,9 +117,9 @@ def serve(
         for detail, count in each.failures.most_common(3):
             click.echo(f"failed at {each.offered_per_s:g}/s, {count} times: {detail}")
     if markdown_path is not None:
-        markdown_path.write_text(f"{machine_line()}\n\n{table}\n\n{NOTES}\n", encoding="utf-8")
+        markdown_path.write_text(f"{title}\n\n{table}\n\n{NOTES}\n", encoding="utf-8")
     if plot_path is not None:
-        plot(plot_path, f"{backend}; {machine_line()}", summaries)
+        plot(plot_path, title, summaries)
     if json_path is not None:
         write_json(json_path, _metrics(summaries))
 
