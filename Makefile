@@ -21,7 +21,7 @@ ifneq ($(shell $(HEALTHY) && echo yes),yes)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help setup demo test check check-full gpu-check clients zoo depths nightly format proto hooks clean
+.PHONY: help setup demo test check check-full bench-guard gpu-check clients zoo depths nightly format proto hooks clean
 
 help:
 	@echo "setup       make $(VENV) and install everything"
@@ -29,6 +29,7 @@ help:
 	@echo "check       lint, format, types, import contracts, generated code"
 	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
 	@echo "check-full  all tests that need no GPU"
+	@echo "bench-guard fails where the engine has become slower beside its own matrix products"
 	@echo "gpu-check   on a machine with a GPU: what it computes, and how fast; PYTHON=... MODEL=folder"
 	@echo "clients     LangChain, lm-eval, schemathesis and npm's openai against a real server"
 	@echo "zoo         every causal language model of transformers, for README and lockstep models"
@@ -63,6 +64,10 @@ check: $(STAMP)
 
 check-full: $(STAMP)
 	$(PYTEST) -m "not nightly and not gpu" $(TIERS)
+
+# On a machine that does nothing else; bounds are in benchmarks/guard/bounds.json.
+bench-guard: $(STAMP)
+	$(BIN)/python -m benchmarks guard
 
 clients: $(STAMP) $(CLIENTS_STAMP)
 	$(PYTEST) -m nightly tests/cluster/test_client_programs.py

@@ -7,7 +7,12 @@ import click
 # Each has the command of its name.
 MODULES = {
     "chaos": "benchmarks.chaos.cli",
+    "compare": "benchmarks.compare.cli",
     "demo": "benchmarks.demo",
+    "floor": "benchmarks.floor.cli",
+    "guard": "benchmarks.guard.cli",
+    "latency": "benchmarks.latency",
+    "make-model": "benchmarks.make_model",
     "multinode": "benchmarks.multinode.cli",
     "overhead": "benchmarks.overhead.cli",
     "overload": "benchmarks.overload.cli",
@@ -15,8 +20,11 @@ MODULES = {
     "publish": "benchmarks.publish",
     "sampler": "benchmarks.sampler.cli",
     "scheduler": "benchmarks.scheduler.cli",
+    "serve": "benchmarks.serve.cli",
     "simulate": "benchmarks.simulate.cli",
     "soak": "benchmarks.soak.cli",
+    "throughput": "benchmarks.throughput",
+    "workload": "benchmarks.workloads.cli",
 }
 
 
@@ -29,7 +37,7 @@ class Benchmarks(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in MODULES:
             return None
-        command: click.Command = vars(import_module(MODULES[name]))[name]
+        command: click.Command = vars(import_module(MODULES[name]))[name.replace("-", "_")]
         return command
 
 

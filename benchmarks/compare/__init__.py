@@ -1,0 +1,1 @@
+"""Engines on the same work, run by run in turn."""

@@ -1,0 +1,1 @@
+"""What a machine could do at best with a workload."""

@@ -1,0 +1,1 @@
+"""Requests that come at times of their own, to a server."""

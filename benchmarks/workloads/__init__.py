@@ -1,0 +1,1 @@
+"""Workload files: what is computed, token by token, for every engine alike."""
