@@ -25,3 +25,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture
+def torch_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linear and decoder layers are torch's, as on processors that our kernels don't know."""
+    monkeypatch.setattr("workers.layers.linear_methods.linear_kernel", lambda _: None)
+    monkeypatch.setattr("workers.models.lean_layers.decoder_kernels", lambda _: None)

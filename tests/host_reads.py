@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
@@ -85,14 +86,17 @@ class OneOfMany(TensorParallel):
 
 
 def load_on_device(folder: Path, tp: int = 1) -> ModelPart:
-    """Rank 0's part of a model."""
-    part = ModelPart(
-        folder,
-        dtype="auto",
-        device=CPU,
-        parallel=OneOfMany(Topology(tp=tp), 0, None),
-        on_progress=lambda loaded, total: None,
-    )
+    """Rank 0's part of a model, as it is where the CPU's kernels don't compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("workers.layers.linear_methods.linear_kernel", lambda _: None)
+        patch.setattr("workers.models.lean_layers.decoder_kernels", lambda _: None)
+        part = ModelPart(
+            folder,
+            dtype="auto",
+            device=CPU,
+            parallel=OneOfMany(Topology(tp=tp), 0, None),
+            on_progress=lambda loaded, total: None,
+        )
     _to_device(part.module)
     part._device = DEVICE
     return part

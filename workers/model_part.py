@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from workers.layers.linear_methods import choose_methods
-from workers.layers.packed import pack_weights
+from workers.layers.packed import packing_what_runs
 from workers.layers.paged_attention import AttentionPass, PagedAttention
 from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
 from workers.loading.conversion import Source
@@ -84,17 +84,19 @@ class ModelPart:
                 num_threads=GPU_THREADS if device.type == "cuda" else 1,
                 on_progress=on_progress,
             )
-        pack_weights(self.module)
+        # Of this rank's part, as it lies in a checkpoint.
+        self.parameter_bytes = sum(each.nbytes for each in self.module.parameters())
         build.initialize_buffers(self.module, device)
         with torch.inference_mode():
-            self.calls = find_attention_calls(
-                self.module,
-                self.forward,
-                heads=sharding.heads,
-                max_positions=self.max_model_len,
-                vocab_size=self.vocab_size,
-                tp=parallel.size,
-            )
+            with packing_what_runs(self.module):
+                self.calls = find_attention_calls(
+                    self.module,
+                    self.forward,
+                    heads=sharding.heads,
+                    max_positions=self.max_model_len,
+                    vocab_size=self.vocab_size,
+                    tp=parallel.size,
+                )
             if device.type == "cpu":
                 use_lean_layers(
                     self.module,
@@ -113,11 +115,6 @@ class ModelPart:
                     max_positions=self.max_model_len,
                     vocab_size=self.vocab_size,
                 )
-
-    @property
-    def parameter_bytes(self) -> int:
-        """Of this rank's part."""
-        return sum(each.numel() * each.element_size() for each in self.module.parameters())
 
     def forward(
         self,

@@ -263,6 +263,7 @@ def test_models_that_paged_attention_would_get_wrong_are_refused(tmp_path, confi
         load_executor(tmp_path)
 
 
+@pytest.mark.usefixtures("torch_products")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_tensors_have_the_precision_that_transformers_gives_them(tmp_path, dtype):
     """What picks the experts stays in float32."""

@@ -65,6 +65,7 @@ def logits_of(folder: Path, *, tp: int = 1, **changes: object) -> list[torch.Ten
     return found
 
 
+@pytest.mark.usefixtures("torch_products")
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_those_of_the_dequantised_model(folders, family, tp, tmp_path):

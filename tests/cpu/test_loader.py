@@ -200,7 +200,7 @@ def test_a_tied_head_is_stored_once_or_twice(tmp_path):
     assert load_executor(folder).spec.parameter_bytes == once.parameter_bytes
 
 
-def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path, caplog):
+def test_a_head_that_differs_from_the_embedding_it_is_tied_to(tmp_path, caplog, torch_products):
     """Against the configuration they are left apart, as in transformers."""
     folder = save_tiny_model(tmp_path, "llama-biased")
     head = load_file(folder / SINGLE)["model.embed_tokens.weight"]

@@ -20,10 +20,10 @@ PROMPT_LENGTHS = (50, 3, 70)
 
 def check_products(device: torch.device) -> Iterator[Verdict]:
     """Plain weights and those of 8 bits, against float64, and each row among others."""
-    methods = choose_methods(device, deterministic=True, quantization="fp8")
-    assert methods.fp8 is not None, "it was asked for"
     generator = torch.Generator().manual_seed(1)
     for dtype, bound in BOUNDS.items():
+        methods = choose_methods(device, dtype, deterministic=True, quantization="fp8")
+        assert methods.fp8 is not None, "it was asked for"
         for num_inputs, num_outputs in SIZES:
             rows = torch.randn(NUM_ROWS, num_inputs, generator=generator).to(device, dtype)
             weight = torch.randn(num_outputs, num_inputs, generator=generator).to(device, dtype)

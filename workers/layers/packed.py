@@ -1,6 +1,7 @@
 """Linear layers on a CPU whose weights are packed for our kernel once they are loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -74,9 +75,22 @@ class JointLinear:
         return self.kernel.multiply(rows, self.weights, self.biases)
 
 
-def pack_weights(model: nn.Module) -> None:
-    """Packs what is loaded by now, layer by layer, so that one weight at a time is there twice."""
-    for module in model.modules():
-        method = getattr(module, "method", None)
-        if isinstance(method, PackedWeights):
-            method.finish(module)
+@contextmanager
+def packing_what_runs(model: nn.Module) -> Iterator[None]:
+    """Packs the weights of layers that ran within, when it ends.
+
+    Of others a model's code may read the weights by itself. One weight at a time is there twice.
+    """
+    methods = {
+        module: method
+        for module in model.modules()
+        if isinstance(method := getattr(module, "method", None), PackedWeights)
+    }
+    ran: set[nn.Module] = set()
+    hooks = [module.register_forward_hook(lambda layer, *_: ran.add(layer)) for module in methods]
+    yield
+    for hook in hooks:
+        hook.remove()
+    for layer, method in methods.items():
+        if layer in ran:
+            method.finish(layer)
