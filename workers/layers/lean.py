@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workers.layers.packed import JointLinear
 from workers.layers.paged_attention import AttentionCall, PagedAttention
 from workers.native.decoder import DecoderKernels, Gate, Norm
+from workers.native.linear import JointProduct
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class GatedMLP:
     """down(function(gate(x)) * up(x))."""
 
     kernels: DecoderKernels
-    gate_and_up: JointLinear
+    gate_and_up: JointProduct
     function: Gate
     down: nn.Module
 
@@ -34,7 +34,7 @@ class LeanLayer:
     attention: PagedAttention
     call: AttentionCall
     input_norm: Norm
-    projections: JointLinear  # queries, keys, values
+    projections: JointProduct  # queries, keys, values
     head_norms: tuple[Norm | None, Norm | None]  # of queries and keys
     output: nn.Module
     attended_norm: Norm | None  # of what attention adds
@@ -55,7 +55,7 @@ class LeanLayer:
         hidden = hidden_states.contiguous()
         dtype = hidden.dtype
         query, key, value = self.projections(kernels.norm(hidden, self.input_norm))
-        cosine, sine = (each[0].to(dtype).contiguous() for each in position_embeddings)
+        cosine, sine = (each.to(dtype).contiguous() for each in position_embeddings)
         kernels.norm_and_rotate((query, key), self.head_norms, cosine, sine, dim=shape.k_dim)
         num_tokens = hidden.shape[1]
         attended = self.attention.attend(

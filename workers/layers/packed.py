@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from workers.layers.linear import ColumnParallelLinear, PlainWeights, TransposedWeights
-from workers.native.linear import LinearKernel, PackedWeight
+from workers.native.linear import JointProduct, LinearKernel, PackedWeight
 from workers.parallel import Shard
 
 
@@ -19,6 +19,7 @@ class PackedWeights:
     base: PlainWeights | TransposedWeights
     kernel: LinearKernel
     packed: PackedWeight | None = None
+    product: JointProduct | None = None
 
     def features(self, source: nn.Module) -> tuple[int, int]:
         return self.base.features(source)
@@ -44,35 +45,27 @@ class PackedWeights:
     ) -> torch.Tensor:
         if self.packed is None:
             return self.base.apply(layer, inputs, bias)
-        return self.kernel.multiply(inputs, [self.packed], [bias])[0]
+        if self.product is None:  # the layer knows by now whether it adds its bias itself
+            self.product = self.kernel.joint([self.packed], [bias])
+        return self.product(inputs)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class JointLinear:
-    """Layers that get the same rows, multiplied in one go."""
+def join_layers(layers: Sequence[nn.Module]) -> JointProduct | None:
+    """The product of layers that get the same rows.
 
-    kernel: LinearKernel
-    weights: tuple[PackedWeight, ...]
-    biases: tuple[torch.Tensor | None, ...]
-
-    @classmethod
-    def of(cls, layers: Sequence[nn.Module]) -> "JointLinear | None":
-        """None: one of them isn't packed, or has its outputs gathered over ranks."""
-        weights, biases, kernels = [], [], []
-        for layer in layers:
-            if not isinstance(layer, ColumnParallelLinear) or layer.gather is not None:
-                return None
-            method = layer.method
-            if not isinstance(method, PackedWeights) or method.packed is None:
-                return None
-            weights.append(method.packed)
-            biases.append(layer.bias)
-            kernels.append(method.kernel)
-        return cls(kernels[0], tuple(weights), tuple(biases))
-
-    def __call__(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """[..., in] -> [..., out] of each layer."""
-        return self.kernel.multiply(rows, self.weights, self.biases)
+    None: one of them isn't packed, or has its outputs gathered over ranks.
+    """
+    weights, biases, kernels = [], [], []
+    for layer in layers:
+        if not isinstance(layer, ColumnParallelLinear) or layer.gather is not None:
+            return None
+        method = layer.method
+        if not isinstance(method, PackedWeights) or method.packed is None:
+            return None
+        weights.append(method.packed)
+        biases.append(layer.bias)
+        kernels.append(method.kernel)
+    return kernels[0].joint(weights, biases)
 
 
 @contextmanager

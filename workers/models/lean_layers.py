@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from workers.layers.lean import GatedMLP, LeanLayer
-from workers.layers.packed import JointLinear
+from workers.layers.packed import join_layers
 from workers.layers.paged_attention import AttentionCall, HeadShard, PagedAttention, ProbePass
 from workers.models.probe import Forward
 from workers.native.decoder import LANES, DecoderKernels, Gate, Norm, decoder_kernels
@@ -104,7 +104,7 @@ def _recognise(
     if names not in (PROJECTIONS, PROJECTIONS | HEAD_NORMS) or len(own) != 1:
         return None
     (call,) = own
-    projections = JointLinear.of([parts[name] for name in ("q_proj", "k_proj", "v_proj")])
+    projections = join_layers([parts[name] for name in ("q_proj", "k_proj", "v_proj")])
     norms = {name: norm for name in children if (norm := _norm(children[name])) is not None}
     of_heads = [_norm(parts[name]) for name in sorted(names & HEAD_NORMS, reverse=True)]
     has_more = set(children) >= AROUND_MLP
@@ -138,9 +138,9 @@ def _gated(mlp: nn.Module, kernels: DecoderKernels) -> GatedMLP | None:
     parts = dict(mlp.named_children())
     if set(parts) != GATED:
         return None
-    gate_and_up = JointLinear.of([parts["gate_proj"], parts["up_proj"]])
+    gate_and_up = join_layers([parts["gate_proj"], parts["up_proj"]])
     function = _gate(parts["act_fn"])
-    if gate_and_up is None or function is None or gate_and_up.weights[0].outputs % LANES:
+    if gate_and_up is None or function is None or gate_and_up.outputs[0] % LANES:
         return None
     return GatedMLP(kernels, gate_and_up, function, parts["down_proj"])
 

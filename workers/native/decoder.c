@@ -37,31 +37,26 @@ INLINE vec normed(vec row, float scale, const number *weight, int plus_one) {
     return load(weight) * as_stored(row * scale);
 }
 
-/* Mirrored by workers/native/decoder.py. */
-typedef struct {
-    const number *rows, *added, *weight; /* [num_rows, width], the same or NULL, [width] or NULL */
-    number *output;                      /* [num_rows, width] */
-    float *room;                         /* [width] for each thread */
-    int64_t num_rows, width;
-    float epsilon;
-    int32_t plus_one, num_threads;
-} norm_arguments;
-
-/* norm(rows), rows + added, or rows + norm(added): what there is a weight for is normed. */
-void add_and_norm(const norm_arguments *a) {
-    int64_t width = a->width;
-#pragma omp parallel for num_threads(a->num_threads) schedule(static) \
-    if (a->num_rows > 1 && a->num_rows * width > FEW)
-    for (int64_t r = 0; r < a->num_rows; r++) {
-        float *row = a->room + omp_get_thread_num() * width;
-        const number *from = (a->added ? a->added : a->rows) + r * width;
+/* norm(rows), rows + added, or rows + norm(added): what there is a weight for is normed.
+ *
+ * Rows, added (or NULL) and output are [num_rows, width], weight is [width] or NULL, room [width] for
+ * each thread. */
+void add_and_norm(
+    number *output, const number *rows, const number *added, const number *weight, float *room,
+    int64_t num_rows, int64_t width, float epsilon, int32_t plus_one, int32_t num_threads
+) {
+#pragma omp parallel for num_threads(num_threads) schedule(static) \
+    if (num_rows > 1 && num_rows * width > FEW)
+    for (int64_t r = 0; r < num_rows; r++) {
+        float *row = room + omp_get_thread_num() * width;
+        const number *from = (added ? added : rows) + r * width;
         for (int64_t i = 0; i < width; i += LANES) *(loose_vec *)(row + i) = load(from + i);
-        float scale = a->weight ? scale_of(row, width, a->epsilon) : 1.0f;
+        float scale = weight ? scale_of(row, width, epsilon) : 1.0f;
         for (int64_t i = 0; i < width; i += LANES) {
             vec here = *(loose_vec *)(row + i);
-            if (a->weight) here = normed(here, scale, a->weight + i, a->plus_one);
-            if (a->added) here = load(a->rows + r * width + i) + as_stored(here);
-            store(a->output + r * width + i, here);
+            if (weight) here = normed(here, scale, weight + i, plus_one);
+            if (added) here = load(rows + r * width + i) + as_stored(here);
+            store(output + r * width + i, here);
         }
     }
 }
@@ -150,6 +145,4 @@ void gelu_gate(
 }
 
 /* What the caller must know. */
-int64_t norm_bytes(void) { return sizeof(norm_arguments); }
-
 int64_t rotary_bytes(void) { return sizeof(rotary_arguments); }

@@ -3,7 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -16,19 +16,6 @@ logger = logging.getLogger(__name__)
 
 LANES = 16  # widths are multiples of it, whatever the processor's vectors
 Gate = Literal["silu", "gelu"]
-
-
-class _NormArguments(ctypes.Structure):
-    """As in decoder.c."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("rows", "added", "weight", "output", "room")),
-        ("num_rows", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("epsilon", ctypes.c_float),
-        ("plus_one", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-    )
 
 
 class _HeadGroup(ctypes.Structure):
@@ -61,24 +48,33 @@ class Norm:
     weight: torch.Tensor
     epsilon: float
     plus_one: bool
+    address: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "address", self.weight.data_ptr())
 
 
 class DecoderKernels:
     """For numbers of one dtype. Threads are those of torch. A row's bits are its own."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        for size in (library.norm_bytes, library.rotary_bytes):
-            size.restype = ctypes.c_int64
-        assert library.norm_bytes() == ctypes.sizeof(_NormArguments), "as in decoder.c"
+        library.rotary_bytes.restype = ctypes.c_int64
         assert library.rotary_bytes() == ctypes.sizeof(_RotaryArguments), "as in decoder.c"
         self._gates = {"silu": library.silu_gate, "gelu": library.gelu_gate}
         for gate in self._gates.values():
             gate.argtypes = [*(ctypes.c_void_p,) * 3, ctypes.c_int64, ctypes.c_int32]
             gate.restype = None
         self._add_and_norm = library.add_and_norm
+        self._add_and_norm.argtypes = [
+            *(ctypes.c_void_p,) * 5,
+            *(ctypes.c_int64,) * 2,
+            ctypes.c_float,
+            *(ctypes.c_int32,) * 2,
+        ]
         self._norm_and_rotate = library.norm_and_rotate
         self._add_and_norm.restype = self._norm_and_rotate.restype = None
         self._room = torch.empty(0)
+        self._address = 0
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Dense [..., width] -> the same shape."""
@@ -102,19 +98,16 @@ class DecoderKernels:
         width = rows.shape[-1]
         num_threads = torch.get_num_threads()
         self._add_and_norm(
-            ctypes.byref(
-                _NormArguments(
-                    rows.data_ptr(),
-                    None if added is None else added.data_ptr(),
-                    None if norm is None else norm.weight.data_ptr(),
-                    output.data_ptr(),
-                    self._floats(width * num_threads),
-                    *(rows.numel() // width, width),
-                    0.0 if norm is None else norm.epsilon,
-                    norm is not None and norm.plus_one,
-                    num_threads,
-                )
-            )
+            output.data_ptr(),
+            rows.data_ptr(),
+            None if added is None else added.data_ptr(),
+            None if norm is None else norm.address,
+            self._floats(width * num_threads),
+            rows.numel() // width,
+            width,
+            0.0 if norm is None else norm.epsilon,
+            norm is not None and norm.plus_one,
+            num_threads,
         )
 
     def norm_and_rotate(
@@ -126,13 +119,13 @@ class DecoderKernels:
         *,
         dim: int,
     ) -> None:
-        """Queries and keys [T, heads * dim], dense, in place; cosine and sine [T, rotary]."""
+        """Queries and keys [1, T, heads * dim], in place; cosine and sine [1, T, rotary]; dense."""
         num_threads = torch.get_num_threads()
-        num_rows, rotary = cosine.shape
+        num_rows, rotary = cosine.shape[1:]
         groups = [
             _HeadGroup(
                 each.data_ptr(),
-                None if norm is None else norm.weight.data_ptr(),
+                None if norm is None else norm.address,
                 each.shape[-1] // dim,
             )
             for each, norm in zip(heads, norms, strict=True)
@@ -162,9 +155,10 @@ class DecoderKernels:
 
     def _floats(self, count: int) -> int:
         """Address of room that threads compute in."""
-        if len(self._room) < count:
+        if self._room.numel() < count:
             self._room = empty_aligned((count,), torch.float32)
-        return self._room.data_ptr()
+            self._address = self._room.data_ptr()
+        return self._address
 
 
 def decoder_kernels(dtype: torch.dtype) -> DecoderKernels | None:

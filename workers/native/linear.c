@@ -59,17 +59,17 @@ typedef struct {
 } part;
 
 typedef struct {
-    const number *rows; /* [num_rows, inputs], `row_stride` numbers apart */
+    const number *rows; /* [num_rows, inputs] dense */
     void *stage;        /* room for stage_bytes(num_rows, inputs) */
-    int64_t num_rows, inputs, row_stride;
+    int64_t num_rows, inputs;
     int32_t num_parts, num_threads;
     part parts[MAX_PARTS];
 } arguments;
 
 /* The rows of one tile, group by group of inputs: [inputs / GROUP, count]. */
-static void stage(staged *to, const number *from, int64_t row_stride, int64_t inputs, int count) {
+static void stage(staged *to, const number *from, int64_t inputs, int count) {
     for (int r = 0; r < count; r++) {
-        const number *row = from + r * row_stride;
+        const number *row = from + r * inputs;
         for (int64_t g = 0; g < inputs / GROUP; g++) {
             staged *place = to + g * count + r;
 #if defined(BFLOAT16) && !defined(__AVX512BF16__)
@@ -198,8 +198,8 @@ void linear(const arguments *a) {
         for (int64_t s = 0; s < num_strips; s++) {
             int64_t row = FIRST_ROW(s);
             stage(
-                (staged *)a->stage + row * groups, a->rows + row * a->row_stride, a->row_stride,
-                a->inputs, FIRST_ROW(s + 1) - row
+                (staged *)a->stage + row * groups, a->rows + row * a->inputs, a->inputs,
+                FIRST_ROW(s + 1) - row
             );
         }
 #pragma omp for schedule(dynamic, 1) nowait

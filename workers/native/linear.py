@@ -38,7 +38,8 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("stage", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("num_rows", "inputs", "row_stride")),
+        ("num_rows", ctypes.c_int64),
+        ("inputs", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_parts", "num_threads")),
         ("parts", _Part * MAX_PARTS),
     )
@@ -72,10 +73,11 @@ class LinearKernel:
         assert library.arguments_bytes() == ctypes.sizeof(_Arguments), "as in linear.c"
         self.dtype = dtype
         self.inputs_multiple: int = library.inputs_multiple()
-        self._linear = library.linear
+        self.run = library.linear
         self._pack = library.pack
-        self._row_bytes = library.stage_bytes
+        self._stage_bytes = library.stage_bytes
         self._stage = torch.empty(0, dtype=torch.uint8)
+        self._stage_address = 0
 
     def pack(self, weight: torch.Tensor) -> PackedWeight:
         """A copy of a weight [out, in], whose `in` is a multiple of inputs_multiple."""
@@ -91,48 +93,62 @@ class LinearKernel:
         )
         return PackedWeight(panels, inputs, outputs)
 
-    def multiply(
+    def joint(
+        self, weights: Sequence[PackedWeight], biases: Sequence[torch.Tensor | None]
+    ) -> "JointProduct":
+        """Up to 4 layers of as many inputs, that get the same rows."""
+        return JointProduct(self, weights, biases)
+
+    def room(self, num_rows: int, inputs: int) -> int:
+        """Address of room for rows as the kernel takes them; it stays for the next call."""
+        wanted = num_rows * self._stage_bytes(1, inputs)
+        if self._stage.numel() < wanted:
+            self._stage = empty_aligned((wanted,), torch.uint8)
+            self._stage_address = self._stage.data_ptr()
+        return self._stage_address
+
+
+class JointProduct:
+    """Layers that get the same rows, multiplied in one go.
+
+    What a call doesn't change is written down for the kernel once.
+    """
+
+    def __init__(
         self,
-        rows: torch.Tensor,
+        kernel: LinearKernel,
         weights: Sequence[PackedWeight],
         biases: Sequence[torch.Tensor | None],
-    ) -> list[torch.Tensor]:
-        """[..., in] and up to 4 layers of as many inputs -> [..., out] of each."""
-        inputs = weights[0].inputs
-        flat = rows.reshape(-1, inputs)
-        if flat.stride(1) != 1:
-            flat = flat.contiguous()
-        num_rows = len(flat)
-        outputs = [rows.new_empty(*rows.shape[:-1], each.outputs) for each in weights]
+    ) -> None:
+        self._kernel = kernel
+        self._held = [*weights], [*biases]  # the kernel has their addresses
+        self._inputs = weights[0].inputs
+        self.outputs = [each.outputs for each in weights]
+        self._arguments = _Arguments(inputs=self._inputs, num_parts=len(weights))
+        self._parts = [self._arguments.parts[place] for place in range(len(weights))]
+        for part, weight, bias in zip(self._parts, weights, biases, strict=True):
+            part.weight = weight.panels.data_ptr()
+            part.bias = None if bias is None else bias.data_ptr()
+            part.outputs = weight.outputs
+        self._reference = ctypes.byref(self._arguments)
+
+    def __call__(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """[..., in] -> [..., out] of each layer."""
+        rows = rows.contiguous()
+        shape = rows.shape[:-1]
+        num_rows = rows.numel() // self._inputs
+        outputs = [rows.new_empty((*shape, count)) for count in self.outputs]
         if num_rows == 0:
             return outputs
-        parts = [
-            _Part(
-                weight.panels.data_ptr(),
-                None if bias is None else bias.data_ptr(),
-                output.data_ptr(),
-                weight.outputs,
-            )
-            for weight, bias, output in zip(weights, biases, outputs, strict=True)
-        ]
-        self._linear(
-            ctypes.byref(
-                _Arguments(
-                    *(flat.data_ptr(), self._room(num_rows, inputs)),
-                    *(num_rows, inputs, flat.stride(0)),
-                    *(len(parts), torch.get_num_threads()),
-                    (_Part * MAX_PARTS)(*parts),
-                )
-            )
-        )
+        for part, output in zip(self._parts, outputs, strict=True):
+            part.output = output.data_ptr()
+        arguments = self._arguments
+        arguments.rows = rows.data_ptr()
+        arguments.stage = self._kernel.room(num_rows, self._inputs)
+        arguments.num_rows = num_rows
+        arguments.num_threads = torch.get_num_threads()
+        self._kernel.run(self._reference)
         return outputs
-
-    def _room(self, num_rows: int, inputs: int) -> int:
-        """Address of room for rows as the kernel takes them; it stays for the next call."""
-        wanted: int = self._row_bytes(num_rows, inputs)
-        if len(self._stage) < wanted:
-            self._stage = empty_aligned((wanted,), torch.uint8)
-        return self._stage.data_ptr()
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -181,10 +197,10 @@ def _is_right(kernel: LinearKernel) -> bool:
         return torch.randint(-1, 2, shape, generator=generator).to(kernel.dtype)
 
     weight, bias = whole(150, 64), whole(150)
-    packed = kernel.pack(weight)
+    product = kernel.joint([kernel.pack(weight)], [bias])
     for num_rows in range(1, 30):
         rows = whole(num_rows, 64)
-        (found,) = kernel.multiply(rows, [packed], [bias])
+        (found,) = product(rows)
         if not found.float().equal(rows.float() @ weight.float().T + bias.float()):
             return False
     return True
