@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -20,15 +21,15 @@ DEFINITIONS: dict[torch.dtype, tuple[str, ...]] = {
     torch.bfloat16: ("BFLOAT16",),
 }
 
-POINTERS = (
-    *("query", "key", "value", "key_cache", "value_cache", "output", "sinks"),
+CHANGING = ("query", "key", "value", "key_cache", "value_cache", "output", "sinks")
+# Tensors of the metadata.
+OF_STEP = (
     *("seq_lens", "query_starts", "block_tables", "first_blocks"),
-    *("slot_blocks", "slot_offsets", "items"),
+    *("slot_blocks", "slot_offsets"),
 )
 STRIDES = (
     *("query_token", "query_head", "key_token", "key_head", "value_token", "value_head"),
     *("key_block", "key_slot", "key_cache_head", "value_block", "value_slot", "value_cache_head"),
-    "table_stride",
 )
 COUNTS = (
     *("num_tokens", "num_heads", "num_kv_heads", "k_dim", "v_dim", "block_size"),
@@ -40,13 +41,29 @@ class _Arguments(ctypes.Structure):
     """As in attention.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in POINTERS),
-        *((name, ctypes.c_int64) for name in STRIDES),
+        *((name, ctypes.c_void_p) for name in (*CHANGING, *OF_STEP, "items")),
+        *((name, ctypes.c_int64) for name in (*STRIDES, "table_stride")),
         *((name, ctypes.c_int32) for name in COUNTS),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
         ("workspaces", ctypes.c_void_p),
     )
+
+
+# Shapes of query, value and the cached keys; window; chunk.
+Kind = tuple[torch.Size, torch.Size, torch.Size, int, int]
+
+
+@dataclass(slots=True)
+class _Step:
+    """What the kernel is told of a step's calls of one kind, and what must live for it."""
+
+    metadata: AttentionMetadata
+    kind: Kind
+    items: torch.Tensor
+    arguments: _Arguments
+    reference: object  # to the arguments
+    strides: tuple[int, ...] = ()
 
 
 def make(
@@ -101,6 +118,7 @@ class NativeAttention:
         self._workspace_bytes: int = library.workspace_bytes()
         self._workspaces = torch.empty(0, dtype=torch.uint8)
         self._items: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        self._step: _Step | None = None
 
     def attend(
         self,
@@ -117,39 +135,59 @@ class NativeAttention:
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """As AttentionBackend says."""
-        num_tokens, num_heads, k_dim = query.shape
-        num_kv_heads, v_dim = value.shape[1:]
         dtype, wanted = cache.key.dtype, query.dtype
         query, key, value = (_dense(each.to(dtype)) for each in (query, key, value))
-        output = query.new_empty(num_tokens, num_heads, v_dim)
-        num_threads = torch.get_num_threads()
+        output = query.new_empty(*query.shape[:2], value.shape[2])
         sinks = None if sinks is None else sinks.float().contiguous()
-        tile_queries = max(1, MAX_ROWS // (num_heads // num_kv_heads))
-        items = self._tiles(metadata, tile_queries)
-        tensors = (
-            *(query, key, value, cache.key, cache.value, output, sinks),
-            *(metadata.seq_lens, metadata.query_starts, metadata.block_tables),
-            *(metadata.first_blocks, metadata.slot_blocks, metadata.slot_offsets, items),
+        step = self._step
+        kind = (query.shape, value.shape, cache.key.shape, window, chunk)
+        if step is None or step.metadata is not metadata or step.kind != kind:
+            step = self._step = self._begin(kind, metadata)
+        arguments = step.arguments
+        for name, tensor in zip(
+            CHANGING, (query, key, value, cache.key, cache.value, output, sinks), strict=True
+        ):
+            setattr(arguments, name, None if tensor is None else tensor.data_ptr())
+        strides = (
+            *query.stride()[:2],
+            *key.stride()[:2],
+            *value.stride()[:2],
+            *cache.key.stride()[:3],
+            *cache.value.stride()[:3],
         )
-        self._attend(
-            ctypes.byref(
-                _Arguments(
-                    *(None if each is None else each.data_ptr() for each in tensors),
-                    *query.stride()[:2],
-                    *key.stride()[:2],
-                    *value.stride()[:2],
-                    *cache.key.stride()[:3],
-                    *cache.value.stride()[:3],
-                    metadata.block_tables.stride(0),
-                    *(num_tokens, num_heads, num_kv_heads, k_dim, v_dim, cache.key.shape[1]),
-                    *(len(items), tile_queries, window, chunk, num_threads),
-                    scale,
-                    softcap,
-                    self._room(num_threads),
-                )
-            )
-        )
+        if strides != step.strides:
+            step.strides = strides
+            for name, stride in zip(STRIDES, strides, strict=True):
+                setattr(arguments, name, stride)
+        arguments.scale, arguments.softcap = scale, softcap
+        arguments.num_threads = torch.get_num_threads()
+        arguments.workspaces = self._room(arguments.num_threads)
+        self._attend(step.reference)
         return output.to(wanted)
+
+    def _begin(self, kind: "Kind", metadata: AttentionMetadata) -> "_Step":
+        """What calls of one kind have in common in a step."""
+        (num_tokens, num_heads, k_dim), (_, num_kv_heads, v_dim), cache_shape, window, chunk = kind
+        most = max(1, MAX_ROWS // (num_heads // num_kv_heads))
+        tile_queries = max(1, min(most, metadata.max_query_len))
+        items = self._tiles(metadata, tile_queries)
+        arguments = _Arguments(
+            table_stride=metadata.block_tables.stride(0),
+            num_tokens=num_tokens,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            k_dim=k_dim,
+            v_dim=v_dim,
+            block_size=cache_shape[1],
+            num_items=len(items),
+            tile_queries=tile_queries,
+            window=window,
+            chunk=chunk,
+        )
+        for name in OF_STEP:
+            setattr(arguments, name, getattr(metadata, name).data_ptr())
+        arguments.items = items.data_ptr()
+        return _Step(metadata, kind, items, arguments, ctypes.byref(arguments))
 
     def _room(self, num_threads: int) -> int:
         """Address of a workspace for each thread; their stacks may be too small."""

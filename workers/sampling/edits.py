@@ -40,6 +40,12 @@ class Editor:
         """
         device = logits.device
         biases = inputs.biases
+        given = (biases, inputs.history, inputs.bad_words, inputs.masks, masks)
+        if not any(each.rows.numel() for each in given) and bool(
+            (positions >= columns.min_length).all()
+        ):
+            yield False
+            return
         penalised = find_penalised(inputs.history, columns)
         forbidden = _joined(
             forbidden_pairs(inputs.masks),

@@ -154,6 +154,9 @@ class Sampler:
         numbers = torch.arange(len(positions))
         with self._editor.edited(logits, positions, columns, inputs, masks) as changed:
             rows = SegmentedRows(logits) if changed else raw
+            if not (inputs.masks.rows.numel() or masks.rows.numel()):
+                yield [AdjustedRows(rows, numbers, numbers)]
+                return
             under_mask = torch.zeros(len(positions), dtype=torch.bool)
             under_mask[dense_rows(inputs.masks)] = True
             under_mask[dense_rows(masks)] = True
