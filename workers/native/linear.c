@@ -23,6 +23,7 @@
 #define MAX_PARTS 4
 #define CHUNK_BYTES (192 << 10)
 #define PAGE 4096
+#define AHEAD 16 /* groups of inputs */
 #define ITEMS 4 /* of a thread, at least, where there are panels enough */
 
 /* Sums of a tile, with two vectors of weights and one of a row, fill the registers. */
@@ -91,6 +92,9 @@ INLINE void multiply(
     int num_rows, int num_panels
 ) {
     int num_vectors = num_panels * PARTS_OF_PANEL;
+    /* With few rows it is waiting that counts, and hardware looks no farther than a page. */
+    for (int p = 0; num_rows < 3 && p < num_panels; p++)
+        __builtin_prefetch(weight + p * panel_groups + AHEAD * PANEL);
 #define WEIGHTS(v) \
     (weight + (v) / PARTS_OF_PANEL * panel_groups + (v) % PARTS_OF_PANEL * LANES)
 #if defined(BFLOAT16) && defined(__AVX512BF16__)
