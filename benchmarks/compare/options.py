@@ -89,6 +89,7 @@ def peer_options(command: Callable[..., None]) -> Callable[..., None]:
         openvino_precision: str,
         llama_server: Path | None,
         gguf: Path | None,
+        peer_dtype: str,
         **others: object,
     ) -> None:
         places = Places(
@@ -98,11 +99,19 @@ def peer_options(command: Callable[..., None]) -> Callable[..., None]:
             openvino_precision=openvino_precision,
             llama_server=llama_server,
             gguf=gguf,
+            dtype=peer_dtype,
         )
         command(places=places, **others)
 
     options = (
         click.option("--vllm-python", type=file, help="An interpreter that has vLLM."),
+        click.option(
+            "--peer-dtype",
+            type=click.Choice(["bfloat16", "float32"]),
+            default="bfloat16",
+            show_default=True,
+            help="What vLLM and transformers compute in; ours is --ours dtype=...",
+        ),
         click.option("--openvino-python", type=file, help="One that has OpenVINO GenAI."),
         click.option("--openvino-model", type=folder, help="What optimum-cli exported."),
         click.option(

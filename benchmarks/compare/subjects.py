@@ -31,6 +31,7 @@ class Places:
     openvino_precision: str = "bf16"
     llama_server: Path | None = None
     gguf: Path | None = None
+    dtype: str = "bfloat16"  # of vLLM and transformers; the others' models tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,12 @@ def _own_module(name: str, module: str, options: object) -> SubjectSpec:
 
 def _transformers(batching: str) -> Callable[[str, Setup], SubjectSpec]:
     def specified(name: str, setup: Setup) -> SubjectSpec:
-        options = {"model": str(setup.model), "batching": batching, "threads": setup.threads}
+        options = {
+            "model": str(setup.model),
+            "batching": batching,
+            "threads": setup.threads,
+            "dtype": setup.places.dtype,
+        }
         return _peer(name, Path(sys.executable), "transformers_offline.py", options, QUIET)
 
     return specified
@@ -113,6 +119,7 @@ def _vllm(tp: int) -> Callable[[str, Setup], SubjectSpec]:
             "max_model_len": setup.max_model_len,
             "prefix_caching": setup.prefix_caching,
             "tp": tp,
+            "dtype": setup.places.dtype,
         }
         return _peer(name, python, "vllm_offline.py", options, _vllm_variables(setup, tp))
 
@@ -124,7 +131,7 @@ def _vllm_served(name: str, setup: Setup) -> SubjectSpec:
     cache = "--enable-prefix-caching" if setup.prefix_caching else "--no-enable-prefix-caching"
     command = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-        *(f"--model={setup.model}", "--served-model-name=model", "--dtype=bfloat16"),
+        *(f"--model={setup.model}", "--served-model-name=model", f"--dtype={setup.places.dtype}"),
         *(f"--max-model-len={setup.max_model_len}", f"--max-num-seqs={MAX_NUM_SEQS}", cache),
         *("--host=127.0.0.1", "--port={port}", "--seed=0"),
     ]

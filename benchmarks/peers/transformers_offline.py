@@ -82,7 +82,7 @@ def main():
 
     torch.set_num_threads(options["threads"])
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        options["model"], dtype=torch.bfloat16, attn_implementation="sdpa"
+        options["model"], dtype=getattr(torch, options["dtype"]), attn_implementation="sdpa"
     ).eval()
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0

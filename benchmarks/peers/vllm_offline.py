@@ -14,7 +14,7 @@ def main():
 
     llm = vllm.LLM(
         model=options["model"],
-        dtype="bfloat16",
+        dtype=options["dtype"],
         skip_tokenizer_init=True,
         max_model_len=options["max_model_len"],
         max_num_seqs=64,
