@@ -6,8 +6,12 @@ import torch
 from torch import nn
 
 from workers.layers.paged_attention import AttentionCall, PagedAttention
-from workers.native.decoder import DecoderKernels, Gate, Norm
+from workers.native.decoder import LANES, DecoderKernels, Gate, Norm
 from workers.native.linear import JointProduct
+
+
+class UnsuitedLayerError(Exception):
+    """What a layer gets or computes on the way isn't what our kernels take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +50,22 @@ class LeanLayer:
         self,
         hidden_states: torch.Tensor,
         attention_mask: object = None,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
-        **_: object,
+        position_embeddings: object = None,
+        *_: object,
+        **__: object,
     ) -> torch.Tensor:
-        """[1, T, hidden] -> [1, T, hidden]."""
-        assert position_embeddings is not None, "the layer that this stands for gets them"
+        """[1, T, hidden] -> [1, T, hidden].
+
+        Raises UnsuitedLayerError: the kernels would read beyond what they are given, or other
+        numbers than there are.
+        """
         kernels, shape = self.kernels, self.call.shape
+        self._check(hidden_states)
         hidden = hidden_states.contiguous()
-        dtype = hidden.dtype
-        query, key, value = self.projections(kernels.norm(hidden, self.input_norm))
-        cosine, sine = (each.to(dtype).contiguous() for each in position_embeddings)
-        kernels.norm_and_rotate((query, key), self.head_norms, cosine, sine, dim=shape.k_dim)
         num_tokens = hidden.shape[1]
+        cosine, sine = self._turns(position_embeddings, num_tokens)
+        query, key, value = self.projections(kernels.norm(hidden, self.input_norm))
+        kernels.norm_and_rotate((query, key), self.head_norms, cosine, sine, dim=shape.k_dim)
         attended = self.attention.attend(
             self.call,
             query.view(num_tokens, -1, shape.k_dim),
@@ -66,6 +74,35 @@ class LeanLayer:
             attention_mask,
         )
         added = self.output(attended.reshape(1, num_tokens, -1))
-        hidden = kernels.add(hidden, added, self.attended_norm)
+        hidden = self._add(hidden, added, self.attended_norm)
         added = self.mlp(kernels.norm(hidden, self.mlp_norm))
-        return kernels.add(hidden, added, self.added_norm)
+        return self._add(hidden, added, self.added_norm)
+
+    def _check(self, hidden: torch.Tensor) -> None:
+        weight = self.input_norm.weight
+        is_batch = hidden.dim() == 3 and len(hidden) == 1
+        if not is_batch or hidden.shape[2:] != weight.shape or hidden.dtype != weight.dtype:
+            raise UnsuitedLayerError(f"hidden states {list(hidden.shape)} {hidden.dtype}")
+
+    def _turns(self, embeddings: object, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosine and sine [1, T, rotary] for halves that vectors divide."""
+        match embeddings:
+            case (torch.Tensor() as cosine, torch.Tensor() as sine):
+                rotary = cosine.shape[-1]
+                is_suited = (
+                    cosine.shape == sine.shape == (1, num_tokens, rotary)
+                    and cosine.dtype == sine.dtype == self.input_norm.weight.dtype
+                    and rotary <= self.call.shape.k_dim
+                    and rotary % (2 * LANES) == 0
+                )
+                if is_suited:
+                    return cosine.contiguous(), sine.contiguous()
+        raise UnsuitedLayerError(
+            "no cosine and sine of all tokens, in halves, of the model's dtype"
+        )
+
+    def _add(self, hidden: torch.Tensor, added: object, norm: Norm | None) -> torch.Tensor:
+        match added:
+            case torch.Tensor(shape=hidden.shape, dtype=hidden.dtype):
+                return self.kernels.add(hidden, added.contiguous(), norm)
+        raise UnsuitedLayerError("what is added has another shape or dtype")

@@ -31,11 +31,18 @@ class PackedWeights:
         return self.base.shards(shard)
 
     def finish(self, layer: nn.Module) -> None:
-        """Packs the weight, which an embedding may share: that keeps it as it was."""
+        """Packs the weight, which an embedding may share: that keeps it as it was.
+
+        A layer of other numbers, or of a part in others, stays as it is.
+        """
         weight = layer.get_parameter("weight").detach()
         if isinstance(self.base, TransposedWeights):
             weight = weight.T
-        if weight.dtype != self.kernel.dtype or weight.shape[1] % self.kernel.inputs_multiple:
+        tensors = [weight, *layer.parameters(recurse=False)]
+        inputs = weight.shape[1]
+        if any(each.dtype != self.kernel.dtype for each in tensors):
+            return
+        if not inputs or inputs % self.kernel.inputs_multiple:
             return
         self.packed = self.kernel.pack(weight)
         layer._parameters["weight"] = nn.Parameter(self.packed.panels, requires_grad=False)
@@ -53,7 +60,7 @@ class PackedWeights:
 def join_layers(layers: Sequence[nn.Module]) -> JointProduct | None:
     """The product of layers that get the same rows.
 
-    None: one of them isn't packed, or has its outputs gathered over ranks.
+    None: one of them isn't packed, has its outputs gathered over ranks, or takes other inputs.
     """
     weights, biases, kernels = [], [], []
     for layer in layers:
@@ -65,6 +72,8 @@ def join_layers(layers: Sequence[nn.Module]) -> JointProduct | None:
         weights.append(method.packed)
         biases.append(layer.bias)
         kernels.append(method.kernel)
+    if len({weight.inputs for weight in weights}) != 1:
+        return None
     return kernels[0].joint(weights, biases)
 
 

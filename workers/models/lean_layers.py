@@ -6,8 +6,10 @@ halves, a gated MLP or any other. Whether a layer has the shape is read off its 
 nothing else is in it is shown by running both.
 """
 
+import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -15,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from workers.layers.lean import GatedMLP, LeanLayer
+from workers.layers.lean import GatedMLP, LeanLayer, UnsuitedLayerError
 from workers.layers.packed import join_layers
 from workers.layers.paged_attention import AttentionCall, HeadShard, PagedAttention, ProbePass
 from workers.models.probe import Forward
@@ -23,9 +25,10 @@ from workers.native.decoder import LANES, DecoderKernels, Gate, Norm, decoder_ke
 
 logger = logging.getLogger(__name__)
 
-# Of the size of what is compared: a last bit or two, and what layers make of them.
-BOUNDS = {torch.float32: 1e-4, torch.bfloat16: 0.03}
+# Of the size of what is compared: a last bit or two, and what one layer makes of them.
+BOUNDS = {torch.float32: 5e-5, torch.bfloat16: 0.01}
 NUM_TOKENS = 6
+LARGE = 1000.0  # of a row's numbers
 CHILDREN = {"input_layernorm", "post_attention_layernorm", "self_attn", "mlp"}
 AROUND_MLP = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -43,43 +46,92 @@ def use_lean_layers(
     max_positions: int,
     vocab_size: int,
 ) -> int:
-    """Replaces the forwards of layers that have the shape, if all of them compute the same.
+    """Replaces the forwards of layers that have the shape and compute the same.
 
     In inference mode. Returns how many were replaced.
     """
     kernels = decoder_kernels(model.dtype)
     if kernels is None:
         return 0
-    found = {
-        module: lean
+    probe = ProbePass(max_positions, heads)
+    compared = {
+        module: _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
         for module in model.modules()
-        if (lean := _recognise(module, kernels, attention, calls)) is not None
+        if (lean := _recognise(module, model.dtype, kernels, attention, calls)) is not None
     }
-    if not found:
+    if not compared:
         return 0
     rows = torch.arange(1, NUM_TOKENS + 1)
     ids, positions = rows * vocab_size // (NUM_TOKENS + 1), rows * max_positions // (NUM_TOKENS + 1)
-    passes = []
-    for lean_layers in ({}, found):
-        for module, lean in lean_layers.items():
-            module.__dict__["forward"] = lean
-        probe = ProbePass(max_positions, heads)
-        passes.append((probe, forward(ids, positions, rows - 1, probe)))
-    (plain, plain_logits), (lean_pass, lean_logits) = passes
-    expected = [plain_logits, *_inputs(plain)]
-    computed = [lean_logits, *_inputs(lean_pass)]
-    bound = BOUNDS[model.dtype]
-    if not all(map(lambda one, other: _differ_less(one, other, bound), expected, computed)):
-        for module in found:
-            del module.__dict__["forward"]
-        logger.info("decoder layers are computed by transformers: ours would compute others")
-        return 0
-    logger.info("%d decoder layers are computed by kernels", len(found))
-    return len(found)
+    before = {module: module.__dict__.get("forward") for module in compared}
+    for module, both in compared.items():
+        module.__dict__["forward"] = both
+    forward(ids, positions, rows - 1, probe)
+    same = 0
+    for module, both in compared.items():
+        if both.is_same:
+            module.__dict__["forward"] = both.lean
+            same += 1
+        else:
+            _restore(module, before[module])
+    logger.info("%d of %d decoder layers are computed by kernels", same, len(compared))
+    return same
 
 
-def _inputs(probe: ProbePass) -> list[torch.Tensor]:
-    return list(chain(*((each.query, each.key, each.value) for each in probe.inputs)))
+class _Compared:
+    """Stands for a layer's forward in a dry run: runs it and ours on the same rows.
+
+    One layer at a time: what rounding makes of a difference in many would hide others.
+    """
+
+    def __init__(
+        self, plain: Callable[..., object], lean: LeanLayer, probe: ProbePass, bound: float
+    ) -> None:
+        self.lean = lean
+        self.is_same = False  # it may never be called
+        self._plain = plain
+        self._probe = probe
+        self._bound = bound
+
+    def __call__(self, hidden_states: torch.Tensor, *others: object, **named: object) -> object:
+        given = hidden_states.clone()
+        start = len(self._probe.inputs)
+        expected = self._plain(hidden_states, *others, **named)
+        attended = len(self._probe.inputs)
+        try:
+            found = self.lean(given, *others, **named)
+        except UnsuitedLayerError as error:
+            logger.debug("a decoder layer is computed by transformers: %s", error)
+            return expected
+        self.is_same = (
+            isinstance(expected, torch.Tensor)
+            and self._adds_the_same(expected, found, given)
+            and all(
+                map(
+                    self._alike, _parts(self._probe, start, attended), _parts(self._probe, attended)
+                )
+            )
+        )
+        return expected
+
+    def _adds_the_same(
+        self, expected: torch.Tensor, found: torch.Tensor, given: torch.Tensor
+    ) -> bool:
+        """What a layer adds may be small beside what it gets, of which the last bits differ."""
+        if expected.shape != found.shape or expected.dtype != found.dtype:
+            return False
+        expected, found, given = expected.double(), found.double(), given.double()
+        rounding = torch.finfo(self.lean.input_norm.weight.dtype).eps * expected.norm()
+        bound = self._bound * (expected - given).norm() + rounding
+        return bool((expected - found).norm() <= bound)
+
+    def _alike(self, expected: torch.Tensor, found: torch.Tensor) -> bool:
+        return expected.shape == found.shape and _differ_less(expected, found, self._bound)
+
+
+def _parts(probe: ProbePass, start: int, stop: int | None = None) -> list[torch.Tensor]:
+    """Queries, keys and values of some calls."""
+    return list(chain(*((each.query, each.key, each.value) for each in probe.inputs[start:stop])))
 
 
 def _differ_less(expected: torch.Tensor, computed: torch.Tensor, bound: float) -> bool:
@@ -89,13 +141,14 @@ def _differ_less(expected: torch.Tensor, computed: torch.Tensor, bound: float) -
 
 def _recognise(
     layer: nn.Module,
+    dtype: torch.dtype,
     kernels: DecoderKernels,
     attention: PagedAttention,
     calls: Sequence[AttentionCall],
 ) -> LeanLayer | None:
     """None: it has another shape, sizes that vectors don't divide, or weights not packed."""
     children = dict(layer.named_children())
-    if set(children) not in (CHILDREN, CHILDREN | AROUND_MLP):
+    if set(children) not in (CHILDREN, CHILDREN | AROUND_MLP) or not _takes_turns(layer):
         return None
     attend = children["self_attn"]
     own = [call for call in calls if call.module is attend]
@@ -105,17 +158,24 @@ def _recognise(
         return None
     (call,) = own
     projections = join_layers([parts[name] for name in ("q_proj", "k_proj", "v_proj")])
-    norms = {name: norm for name in children if (norm := _norm(children[name])) is not None}
-    of_heads = [_norm(parts[name]) for name in sorted(names & HEAD_NORMS, reverse=True)]
+    found = {name: _norm(children[name], dtype) for name in children}
+    norms = {name: norm for name, norm in found.items() if norm is not None}
+    of_heads = [_norm(parts[name], dtype) for name in sorted(names & HEAD_NORMS, reverse=True)]
+    shape = call.shape
+    outputs = [shape.num_heads * shape.k_dim, shape.num_kv_heads * shape.k_dim]
+    outputs.append(shape.num_kv_heads * shape.v_dim)
     has_more = set(children) >= AROUND_MLP
     if (
         projections is None
         or len(norms) != len(children) - 2
-        or len({norm.plus_one for norm in norms.values()}) != 1
-        or any(norm is None or norm.weight.shape != (call.shape.k_dim,) for norm in of_heads)
+        or projections.dtype != dtype
+        or projections.outputs != outputs
+        or any(norm.weight.shape != (projections.inputs,) for norm in norms.values())
+        or any(norm is None or norm.weight.shape != (shape.k_dim,) for norm in of_heads)
+        or len({(norm.epsilon, norm.plus_one) for norm in of_heads if norm is not None}) > 1
         or call.heads is not None
-        or call.shape.has_sinks
-        or call.shape.k_dim % (2 * LANES)
+        or shape.has_sinks
+        or shape.k_dim % LANES
     ):
         return None
     after = norms["post_attention_layernorm"]
@@ -134,15 +194,57 @@ def _recognise(
     )
 
 
+def _takes_turns(layer: nn.Module) -> bool:
+    """Whether it gets cosine and sine from its model."""
+    names = list(inspect.signature(layer.forward).parameters)
+    return names[:1] == ["hidden_states"] and "position_embeddings" in names
+
+
 def _gated(mlp: nn.Module, kernels: DecoderKernels) -> GatedMLP | None:
     parts = dict(mlp.named_children())
     if set(parts) != GATED:
         return None
     gate_and_up = join_layers([parts["gate_proj"], parts["up_proj"]])
     function = _gate(parts["act_fn"])
-    if gate_and_up is None or function is None or gate_and_up.outputs[0] % LANES:
+    if gate_and_up is None or function is None:
         return None
-    return GatedMLP(kernels, gate_and_up, function, parts["down_proj"])
+    width, other = gate_and_up.outputs
+    if width != other or width % LANES:
+        return None
+    lean = GatedMLP(kernels, gate_and_up, function, parts["down_proj"])
+    return lean if _gates_alike(mlp, lean) else None
+
+
+def _gates_alike(mlp: nn.Module, lean: GatedMLP) -> bool:
+    """Also where gates are so large that some models cut them off, which few tokens make."""
+    product, down = lean.gate_and_up, lean.down
+    rows = torch.linspace(-LARGE, LARGE, 2 * product.inputs).sin().mul(LARGE).to(product.dtype)
+    rows = rows.view(1, 2, product.inputs)
+    gated: list[torch.Tensor] = []
+
+    def keep(inputs: torch.Tensor) -> torch.Tensor:
+        """In place of a product, whose sum over ranks nobody waits for here."""
+        gated.append(inputs)
+        return rows
+
+    before = down.__dict__.get("forward")
+    down.__dict__["forward"] = keep
+    try:
+        mlp(rows)
+        lean(rows)
+    finally:
+        _restore(down, before)
+    if len(gated) != 2 or gated[0].shape != gated[1].shape:
+        return False
+    return _differ_less(gated[0], gated[1], BOUNDS[product.dtype])
+
+
+def _restore(module: nn.Module, forward: object) -> None:
+    """The class's own forward, where there was no other."""
+    if forward is None:
+        del module.__dict__["forward"]
+    else:
+        module.__dict__["forward"] = forward
 
 
 def _gate(function: nn.Module) -> Gate | None:
@@ -155,20 +257,21 @@ def _gate(function: nn.Module) -> Gate | None:
     return None
 
 
-def _norm(module: nn.Module) -> Norm | None:
-    """By what it computes."""
+def _norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
+    """By what it computes, of rows of any size and of those in which epsilon counts."""
     parameters = dict(module.named_parameters())
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if set(parameters) != {"weight"} or not isinstance(epsilon, float):
         return None
     weight = parameters["weight"]
-    if weight.dim() != 1 or len(weight) % LANES:
+    if weight.dim() != 1 or len(weight) % LANES or weight.dtype != dtype:
         return None
-    row = torch.linspace(-2, 3, len(weight)).to(weight.dtype)
-    wide = row.float() * torch.rsqrt(row.float().pow(2).mean() + epsilon)
-    found = module(row).float()
-    bound = BOUNDS.get(weight.dtype, 0.0)
+    row = torch.linspace(-2, 3, len(weight))
+    rows = torch.stack((row, row * epsilon**0.5)).to(dtype)
+    wide = rows.float() * torch.rsqrt(rows.float().pow(2).mean(-1, keepdim=True) + epsilon)
+    found = module(rows.unsqueeze(0))[0].float()
     for plus_one in (False, True):
-        if _differ_less(wide * (weight.float() + plus_one), found, bound):
+        expected = wide * (weight.float() + plus_one)
+        if all(map(partial(_differ_less, bound=BOUNDS[dtype]), expected, found)):
             return Norm(weight.detach(), epsilon, plus_one)
     return None

@@ -96,7 +96,10 @@ class LinearKernel:
     def joint(
         self, weights: Sequence[PackedWeight], biases: Sequence[torch.Tensor | None]
     ) -> "JointProduct":
-        """Up to 4 layers of as many inputs, that get the same rows."""
+        """Up to 4 layers of as many inputs, that get the same rows; biases [out] of the same dtype.
+
+        Raises ValueError: they aren't that.
+        """
         return JointProduct(self, weights, biases)
 
     def room(self, num_rows: int, inputs: int) -> int:
@@ -120,11 +123,21 @@ class JointProduct:
         weights: Sequence[PackedWeight],
         biases: Sequence[torch.Tensor | None],
     ) -> None:
+        if len(weights) > MAX_PARTS or len({weight.inputs for weight in weights}) != 1:
+            raise ValueError(
+                f"layers of {[weight.inputs for weight in weights]} inputs: not joined"
+            )
+        for weight, bias in zip(weights, biases, strict=True):
+            if bias is not None and not _is_vector(bias, weight.outputs, kernel.dtype):
+                raise ValueError(
+                    f"bias {list(bias.shape)} {bias.dtype} of {weight.outputs} outputs"
+                )
         self._kernel = kernel
+        self.dtype = kernel.dtype
         self._held = [*weights], [*biases]  # the kernel has their addresses
-        self._inputs = weights[0].inputs
+        self.inputs = weights[0].inputs
         self.outputs = [each.outputs for each in weights]
-        self._arguments = _Arguments(inputs=self._inputs, num_parts=len(weights))
+        self._arguments = _Arguments(inputs=self.inputs, num_parts=len(weights))
         self._parts = [self._arguments.parts[place] for place in range(len(weights))]
         for part, weight, bias in zip(self._parts, weights, biases, strict=True):
             part.weight = weight.panels.data_ptr()
@@ -133,10 +146,18 @@ class JointProduct:
         self._reference = ctypes.byref(self._arguments)
 
     def __call__(self, rows: torch.Tensor) -> list[torch.Tensor]:
-        """[..., in] -> [..., out] of each layer."""
+        """[..., in] -> [..., out] of each layer.
+
+        Raises RuntimeError, as torch does: rows of another width or dtype.
+        """
+        if rows.shape[-1] != self.inputs or rows.dtype != self.dtype:
+            raise RuntimeError(
+                f"rows {list(rows.shape)} {rows.dtype} for weights of {self.inputs} inputs in "
+                f"{self.dtype}"
+            )
         rows = rows.contiguous()
         shape = rows.shape[:-1]
-        num_rows = rows.numel() // self._inputs
+        num_rows = rows.numel() // self.inputs
         outputs = [rows.new_empty((*shape, count)) for count in self.outputs]
         if num_rows == 0:
             return outputs
@@ -144,11 +165,15 @@ class JointProduct:
             part.output = output.data_ptr()
         arguments = self._arguments
         arguments.rows = rows.data_ptr()
-        arguments.stage = self._kernel.room(num_rows, self._inputs)
+        arguments.stage = self._kernel.room(num_rows, self.inputs)
         arguments.num_rows = num_rows
         arguments.num_threads = torch.get_num_threads()
         self._kernel.run(self._reference)
         return outputs
+
+
+def _is_vector(tensor: torch.Tensor, length: int, dtype: torch.dtype) -> bool:
+    return tensor.shape == (length,) and tensor.dtype == dtype and tensor.is_contiguous()
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
