@@ -81,6 +81,7 @@ def finish(server: Server) -> str:
     return log
 
 
+@pytest.mark.full
 def test_two_hosts_give_the_tokens_of_one(
     nodes: RayNodes, model: Path, wanted: list[Answer]
 ) -> None:
