@@ -158,7 +158,7 @@ def test_a_limit_of_a_step_is_told_and_ends_its_request_alone(
         client.wait(2)
         (kind,) = params
         assert str(client.failures[1]).startswith(f"{kind}: after ")
-        # Where an automaton grows too large, with a token or for a mask, is a matter of its tokens.
+        # With a token or for a mask: which one differs from run to run, with one seed, too.
         assert running.ranks.num_empty <= (1 if kind == "regex" else 0)
         assert len(client.tokens[1, 0]) > 0
         assert re.fullmatch("[a-c]{9}", client.text(2))
