@@ -3,19 +3,19 @@
 Torch computes as transformers' code does, rounding where it rounds.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
 from torch.nn import functional
 
-from workers.native import build, decoder
-from workers.native.decoder import DecoderKernels, Gate, Norm, decoder_kernels
+from workers.native.calls import Call, Calls, load_kernels
+from workers.native.decoder import Gate, Norm, decoder_kernels
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(
-        not build.load("decoder").has_vectors(), reason="the kernels want AVX-512 or AVX2"
+        not load_kernels("decoder").has_vectors(), reason="the kernels want AVX-512 or AVX2"
     ),
 ]
 
@@ -39,10 +39,52 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def make(dtype: torch.dtype) -> DecoderKernels:
-    kernels = decoder_kernels(dtype)
-    assert kernels is not None
-    return kernels
+class Kernels:
+    """One call at a time, of dense tensors [1, T, width]."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        kernels = decoder_kernels(dtype)
+        assert kernels is not None
+        self._kernels = kernels
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        output = torch.empty_like(rows)
+        width = rows.shape[-1]
+        self._run(self._kernels.norm(output.data_ptr(), rows.data_ptr(), norm, width=width), rows)
+        return output
+
+    def add(self, rows: torch.Tensor, added: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        output = torch.empty_like(rows)
+        addresses = output.data_ptr(), rows.data_ptr()
+        width = rows.shape[-1]
+        call = self._kernels.norm(*addresses, norm, width=width, added=added.data_ptr())
+        self._run(call, rows)
+        return output
+
+    def norm_and_rotate(
+        self,
+        heads: Sequence[torch.Tensor],
+        norms: Sequence[Norm | None],
+        cosine: torch.Tensor,
+        sine: torch.Tensor,
+        *,
+        dim: int,
+    ) -> None:
+        places = [(each.data_ptr(), each.shape[-1] // dim) for each in heads]
+        call = self._kernels.norm_and_rotate(places, norms, dim=dim)
+        arguments = call.arguments
+        arguments.cosine, arguments.sine = cosine.data_ptr(), sine.data_ptr()
+        arguments.rotary = cosine.shape[-1]
+        self._run(call, cosine)
+
+    def gate(self, kind: Gate, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(up)
+        addresses = output.data_ptr(), gate.data_ptr(), up.data_ptr()
+        self._run(self._kernels.gate(kind, *addresses, width=up.shape[-1]), up)
+        return output
+
+    def _run(self, call: Call, rows: torch.Tensor) -> None:
+        Calls([call])(rows.shape[1])
 
 
 def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -72,7 +114,7 @@ def norm_of(width: int, dtype: torch.dtype, *, plus_one: bool, seed: int = 7) ->
 @pytest.mark.parametrize("width", WIDTHS)
 @every_dtype
 def test_norms(dtype: torch.dtype, width: int, plus_one: bool) -> None:
-    kernels, norm = make(dtype), norm_of(width, dtype, plus_one=plus_one)
+    kernels, norm = Kernels(dtype), norm_of(width, dtype, plus_one=plus_one)
     for scale in (1.0, EPSILON**0.5):  # so small that epsilon counts
         rows = draw(1, 7, width, dtype=dtype) * scale
         check(kernels.norm(rows, norm), normed(rows, norm))
@@ -83,7 +125,7 @@ def test_norms(dtype: torch.dtype, width: int, plus_one: bool) -> None:
 @every_dtype
 def test_sums(dtype: torch.dtype, width: int, plus_one: bool | None) -> None:
     """Of rows and what is added, itself or its norm."""
-    kernels = make(dtype)
+    kernels = Kernels(dtype)
     rows, added = draw(1, 7, width, dtype=dtype), draw(1, 7, width, dtype=dtype, seed=1)
     given = rows.clone(), added.clone()
     norm = None if plus_one is None else norm_of(width, dtype, plus_one=plus_one)
@@ -109,7 +151,7 @@ def rotated(heads: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> to
 def test_heads_are_normed_and_turned(
     dtype: torch.dtype, num_rows: int, dim: int, rotary: int, norms: str
 ) -> None:
-    kernels = make(dtype)
+    kernels = Kernels(dtype)
     parts = [draw(1, num_rows, heads * dim, dtype=dtype, seed=heads) for heads in (4, 1)]
     cosine, sine = (draw(1, num_rows, rotary, dtype=dtype, seed=seed) for seed in (8, 9))
     of_heads: list[Norm | None] = [None, None]
@@ -138,23 +180,23 @@ def test_gates(dtype: torch.dtype, num_rows: int, kind: Gate) -> None:
     special = torch.tensor([0.0, -0.0, 30.0, -30.0, 90.0, -90.0, 1e30, -1e30, float("inf")])
     gate[0, 0, : len(special)] = special.to(dtype)
     up = draw(1, num_rows, 96, dtype=dtype, seed=1)
-    check(make(dtype).gate(kind, gate, up), GATES[kind](gate) * up)
+    check(Kernels(dtype).gate(kind, gate, up), GATES[kind](gate) * up)
 
 
 @pytest.mark.parametrize("kind", [*GATES])
 @every_dtype
 def test_gates_tell_of_what_is_no_number(dtype: torch.dtype, kind: Gate) -> None:
     gate, up = draw(1, 3, 96, dtype=dtype), draw(1, 3, 96, dtype=dtype, seed=1)
-    sound = make(dtype).gate(kind, gate, up)
+    sound = Kernels(dtype).gate(kind, gate, up)
     gate[0, 1, 5] = up[0, 2, 7] = float("nan")
-    is_damaged = make(dtype).gate(kind, gate, up).isnan()
+    is_damaged = Kernels(dtype).gate(kind, gate, up).isnan()
     assert is_damaged.nonzero().tolist() == [[0, 1, 5], [0, 2, 7]]
-    assert make(dtype).gate(kind, gate, up)[~is_damaged].equal(sound[~is_damaged])
+    assert Kernels(dtype).gate(kind, gate, up)[~is_damaged].equal(sound[~is_damaged])
 
 
 @every_dtype
 def test_a_damaged_row_damages_no_other(dtype: torch.dtype) -> None:
-    kernels, norm = make(dtype), norm_of(64, dtype, plus_one=False)
+    kernels, norm = Kernels(dtype), norm_of(64, dtype, plus_one=False)
     rows = draw(1, MANY, 64, dtype=dtype)
     sound = kernels.norm(rows, norm)
     rows[0, 17, 40] = float("nan")
@@ -167,7 +209,7 @@ def test_a_damaged_row_damages_no_other(dtype: torch.dtype) -> None:
 @every_dtype
 def test_a_rows_bits_are_its_own(dtype: torch.dtype) -> None:
     """Alone, by one thread, and among so many that threads share them."""
-    kernels, norm = make(dtype), norm_of(64, dtype, plus_one=True)
+    kernels, norm = Kernels(dtype), norm_of(64, dtype, plus_one=True)
     plain = norm_of(64, dtype, plus_one=False)
     rows, added = draw(1, MANY, 64, dtype=dtype), draw(1, MANY, 64, dtype=dtype, seed=1)
     turns = [draw(1, MANY, 64, dtype=dtype, seed=seed) for seed in (2, 3)]
@@ -193,7 +235,7 @@ def test_a_rows_bits_are_its_own(dtype: torch.dtype) -> None:
 
 @every_dtype
 def test_no_rows_are_no_end(dtype: torch.dtype) -> None:
-    kernels, norm = make(dtype), norm_of(64, dtype, plus_one=False)
+    kernels, norm = Kernels(dtype), norm_of(64, dtype, plus_one=False)
     rows = torch.empty(1, 0, 64, dtype=dtype)
     assert kernels.norm(rows, norm).shape == rows.shape
     assert kernels.add(rows, rows, norm).shape == rows.shape
@@ -205,10 +247,10 @@ def test_without_a_compiler_there_are_none(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "no-such-compiler")
-    decoder._library.cache_clear()
+    decoder_kernels.cache_clear()
     try:
         assert decoder_kernels(torch.float32) is None
     finally:
-        decoder._library.cache_clear()
+        decoder_kernels.cache_clear()
     assert "decoder layers are computed by torch: there is no C compiler" in caplog.text
     assert decoder_kernels(torch.float16) is None

@@ -20,15 +20,15 @@ from tests.tiny_models import (
     load_executor,
     save_tiny_model,
 )
-from workers.layers.lean import LeanLayer
-from workers.layers.packed import PackedWeights
+from workers.layers.lean import GatedMLP, LeanLayer
+from workers.layers.packed import PackedWeights, SummedProduct
 from workers.model_executor import ModelExecutor
-from workers.native import build
+from workers.native.calls import load_kernels
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(
-        not build.load("decoder").has_vectors(), reason="the kernels want AVX-512 or AVX2"
+        not load_kernels("decoder").has_vectors(), reason="the kernels want AVX-512 or AVX2"
     ),
 ]
 
@@ -89,6 +89,15 @@ def test_families(tmp_path: Path, family: str, num_lean: int) -> None:
     check_equal(executor, folder)
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_nothing_is_left_to_modules(llama: Path, tp: int) -> None:
+    with load_ranks(llama, tp=tp) as ranks:
+        (layer, *_) = lean_layers(ranks[0].executor)
+        assert isinstance(layer.parts.output, SummedProduct)
+        assert isinstance(layer.parts.mlp, GatedMLP)
+        assert (layer.parts.mlp.down.parallel is None) == (tp == 1)
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3", "qwen3"])
 def test_layers_in_bfloat16_are_recognised(tmp_path: Path, family: str) -> None:
     folder = save_tiny_model(tmp_path / family, family, head_dim=HEAD_DIM)
@@ -108,7 +117,7 @@ def test_inner_sizes_that_vectors_do_not_divide(tmp_path: Path) -> None:
     """The MLP alone is transformers'."""
     folder = save_tiny_model(tmp_path / "llama", head_dim=HEAD_DIM, intermediate_size=100)
     executor = load_executor(folder)
-    assert [type(each.mlp).__name__ for each in lean_layers(executor)] == ["LlamaMLP"] * 3
+    assert [type(each.parts.mlp).__name__ for each in lean_layers(executor)] == ["LlamaMLP"] * 3
     check_equal(executor, folder)
 
 
@@ -181,7 +190,7 @@ def test_gates_that_are_cut_off_are_noticed(llama: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", forward)
     executor = load_executor(llama)
-    assert [type(each.mlp).__name__ for each in lean_layers(executor)] == ["LlamaMLP"] * 3
+    assert [type(each.parts.mlp).__name__ for each in lean_layers(executor)] == ["LlamaMLP"] * 3
 
 
 def as_pair(plain: Forward) -> Forward:

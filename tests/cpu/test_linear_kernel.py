@@ -11,13 +11,14 @@ from torch import nn
 from workers.layers.linear import ColumnParallelLinear, PlainWeights, TransposedWeights
 from workers.layers.packed import PackedWeights, join_layers
 from workers.native import build, linear
+from workers.native.calls import load_kernels
 from workers.native.linear import LinearKernel, linear_kernel
 from workers.parallel import Shard
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(
-        not build.load("linear").has_vectors(), reason="the kernel wants AVX-512 or AVX2"
+        not load_kernels("linear").has_vectors(), reason="the kernel wants AVX-512 or AVX2"
     ),
 ]
 
@@ -302,11 +303,15 @@ def test_a_kernel_that_computes_otherwise_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path
 ) -> None:
     """As of a compiler with a fault: what is compiled has it."""
-    right, wrong = "FIRST_ROW(s + 1) - row, begin", "FIRST_ROW(s + 1) - row - (row > 0), begin"
+    right, wrong = (
+        "first_row(j, s + 1) - row, begin",
+        "first_row(j, s + 1) - row - (s > 0), begin",
+    )
     source = (build.FOLDER / "linear.c").read_text()
     assert right in source
     (tmp_path / "linear.c").write_text(source.replace(right, wrong))
-    (tmp_path / "vectors.h").write_text((build.FOLDER / "vectors.h").read_text())
+    for name in ("threads.c", "threads.h", "vectors.h", "waiting.h"):
+        (tmp_path / name).write_text((build.FOLDER / name).read_text())
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "FLAGS", tuple(f.replace("-O3", "-O1") for f in build.FLAGS))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -16,12 +16,13 @@ from workers.attention.reference import ReferenceAttention
 from workers.config import CacheLayout, LayerCacheSpec
 from workers.kv_cache import LayerCache, allocate
 from workers.native import build
+from workers.native.calls import load_kernels
 from workers.staging import Staging
 
 pytestmark = [
     pytest.mark.cpu,
     pytest.mark.skipif(
-        not build.load("attention").has_vectors(), reason="the kernel wants AVX-512 or AVX2"
+        not load_kernels("attention").has_vectors(), reason="the kernel wants AVX-512 or AVX2"
     ),
 ]
 
@@ -284,13 +285,13 @@ def test_a_damaged_library_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     """As a full disk leaves it."""
     whole, damaged = (tmp_path / name / "lockstep" / "native" for name in ("whole", "damaged"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "whole"))
-    build.load("attention")
+    build.load("collectives")
     (made,) = whole.iterdir()
     damaged.mkdir(parents=True)
     (damaged / made.name).touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "damaged"))
     with pytest.raises(build.NoCompilerError, match=rf"{made.name} can't be made or used .*remove"):
-        build.load("attention")
+        build.load("collectives")
 
 
 def test_narrow_vectors_leave_it_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +305,7 @@ def test_narrow_vectors_leave_it_to_the_reference(monkeypatch: pytest.MonkeyPatc
 def test_a_compiler_may_have_options(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", "cc -g0")
-    assert build.load("attention").has_vectors() in (0, 1)
+    assert load_kernels("attention").has_vectors() in (0, 1)
 
 
 def test_a_source_that_does_not_compile_is_told(

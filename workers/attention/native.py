@@ -8,7 +8,8 @@ import torch
 
 from workers.attention.base import AttentionMetadata, AttentionShape, UnsuitedError
 from workers.kv_cache import LayerCache
-from workers.native.build import NoCompilerError, load
+from workers.native.build import NoCompilerError
+from workers.native.calls import load_kernels
 
 LANES = 16
 ALIGNMENT = 64  # bytes
@@ -32,7 +33,7 @@ STRIDES = (
     *("key_block", "key_slot", "key_cache_head", "value_block", "value_slot", "value_cache_head"),
 )
 COUNTS = (
-    *("num_tokens", "num_heads", "num_kv_heads", "k_dim", "v_dim", "block_size"),
+    *("num_heads", "num_kv_heads", "k_dim", "v_dim", "block_size"),
     *("num_items", "tile_queries", "window", "chunk", "num_threads"),
 )
 
@@ -87,7 +88,7 @@ def make(
         if shape.num_heads // shape.num_kv_heads > MAX_HEADS:
             raise UnsuitedError(f"more than {MAX_HEADS} query heads share a KV head")
     try:
-        library = load("attention", DEFINITIONS[dtype])
+        library = load_kernels("attention", DEFINITIONS[dtype])
     except NoCompilerError as error:
         raise UnsuitedError(str(error)) from error
     if not library.has_vectors():
@@ -111,6 +112,7 @@ class NativeAttention:
     def __init__(self, library: ctypes.CDLL, *, deterministic: bool) -> None:
         self.block_size_multiple = LANES if deterministic else 1
         self._attend = library.attend
+        self._attend.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._attend.restype = None
         for size in (library.workspace_bytes, library.arguments_bytes):
             size.restype = ctypes.c_int64
@@ -162,18 +164,17 @@ class NativeAttention:
         arguments.scale, arguments.softcap = scale, softcap
         arguments.num_threads = torch.get_num_threads()
         arguments.workspaces = self._room(arguments.num_threads)
-        self._attend(step.reference)
+        self._attend(step.reference, len(query))
         return output.to(wanted)
 
     def _begin(self, kind: "Kind", metadata: AttentionMetadata) -> "_Step":
         """What calls of one kind have in common in a step."""
-        (num_tokens, num_heads, k_dim), (_, num_kv_heads, v_dim), cache_shape, window, chunk = kind
+        (_, num_heads, k_dim), (_, num_kv_heads, v_dim), cache_shape, window, chunk = kind
         most = max(1, MAX_ROWS // (num_heads // num_kv_heads))
         tile_queries = max(1, min(most, metadata.max_query_len))
         items = self._tiles(metadata, tile_queries)
         arguments = _Arguments(
             table_stride=metadata.block_tables.stride(0),
-            num_tokens=num_tokens,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             k_dim=k_dim,

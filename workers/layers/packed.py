@@ -7,9 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from workers.layers.linear import ColumnParallelLinear, PlainWeights, TransposedWeights
+from workers.layers.linear import (
+    ColumnParallelLinear,
+    PlainWeights,
+    RowParallelLinear,
+    TransposedWeights,
+)
 from workers.native.linear import JointProduct, LinearKernel, PackedWeight
-from workers.parallel import Shard
+from workers.parallel import Shard, TensorParallel
 
 
 @dataclass(slots=True)
@@ -75,6 +80,28 @@ def join_layers(layers: Sequence[nn.Module]) -> JointProduct | None:
     if len({weight.inputs for weight in weights}) != 1:
         return None
     return kernels[0].joint(weights, biases)
+
+
+@dataclass(frozen=True, slots=True)
+class SummedProduct:
+    """A product that the layer sums over ranks, where there are several, and then returns."""
+
+    product: JointProduct
+    parallel: TensorParallel | None
+
+
+def summed_product(layer: nn.Module) -> SummedProduct | None:
+    """None: the layer isn't packed, takes its part of the inputs itself, or adds a bias after."""
+    if not isinstance(layer, RowParallelLinear):
+        whole = join_layers([layer])
+        return None if whole is None else SummedProduct(whole, None)
+    method = layer.method
+    if not isinstance(method, PackedWeights) or method.packed is None:
+        return None
+    if layer.part is not None or layer.bias is not None:
+        return None
+    parallel = layer.parallel if layer.parallel.size > 1 else None
+    return SummedProduct(method.kernel.joint([method.packed], [None]), parallel)
 
 
 @contextmanager

@@ -17,11 +17,14 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from workers.layers.lean import GatedMLP, LeanLayer, UnsuitedLayerError
-from workers.layers.packed import join_layers
+from workers.layers.lean import GatedMLP, LayerParts, LeanLayer, UnsuitedLayerError
+from workers.layers.lean_room import LeanRoom
+from workers.layers.packed import SummedProduct, join_layers, summed_product
 from workers.layers.paged_attention import AttentionCall, HeadShard, PagedAttention, ProbePass
 from workers.models.probe import Forward
+from workers.native.calls import Calls
 from workers.native.decoder import LANES, DecoderKernels, Gate, Norm, decoder_kernels
+from workers.native.linear import JointProduct
 
 logger = logging.getLogger(__name__)
 
@@ -53,12 +56,13 @@ def use_lean_layers(
     kernels = decoder_kernels(model.dtype)
     if kernels is None:
         return 0
-    probe = ProbePass(max_positions, heads)
-    compared = {
-        module: _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
-        for module in model.modules()
-        if (lean := _recognise(module, model.dtype, kernels, attention, calls)) is not None
-    }
+    probe, room = ProbePass(max_positions, heads), LeanRoom(model.dtype)
+    compared = {}
+    for module in model.modules():
+        recognised = _recognise(module, model.dtype, kernels, calls)
+        if recognised is not None:
+            lean = LeanLayer(*recognised, kernels, attention, room)
+            compared[module] = _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
     if not compared:
         return 0
     rows = torch.arange(1, NUM_TOKENS + 1)
@@ -121,7 +125,7 @@ class _Compared:
         if expected.shape != found.shape or expected.dtype != found.dtype:
             return False
         expected, found, given = expected.double(), found.double(), given.double()
-        rounding = torch.finfo(self.lean.input_norm.weight.dtype).eps * expected.norm()
+        rounding = torch.finfo(self.lean.parts.input_norm.weight.dtype).eps * expected.norm()
         bound = self._bound * (expected - given).norm() + rounding
         return bool((expected - found).norm() <= bound)
 
@@ -143,9 +147,8 @@ def _recognise(
     layer: nn.Module,
     dtype: torch.dtype,
     kernels: DecoderKernels,
-    attention: PagedAttention,
     calls: Sequence[AttentionCall],
-) -> LeanLayer | None:
+) -> tuple[LayerParts, AttentionCall] | None:
     """None: it has another shape, sizes that vectors don't divide, or weights not packed."""
     children = dict(layer.named_children())
     if set(children) not in (CHILDREN, CHILDREN | AROUND_MLP) or not _takes_turns(layer):
@@ -179,19 +182,19 @@ def _recognise(
     ):
         return None
     after = norms["post_attention_layernorm"]
-    return LeanLayer(
-        kernels=kernels,
-        attention=attention,
-        call=call,
+    hidden = projections.inputs
+    output = _summed(parts["o_proj"], shape.num_heads * shape.v_dim, hidden)
+    made = LayerParts(
         input_norm=norms["input_layernorm"],
         projections=projections,
         head_norms=(of_heads[0], of_heads[1]) if of_heads else (None, None),
-        output=parts["o_proj"],
+        output=output or parts["o_proj"],
         attended_norm=after if has_more else None,
         mlp_norm=norms["pre_feedforward_layernorm"] if has_more else after,
-        mlp=_gated(children["mlp"], kernels) or children["mlp"],
+        mlp=_gated(children["mlp"], hidden, kernels) or children["mlp"],
         added_norm=norms["post_feedforward_layernorm"] if has_more else None,
     )
+    return made, call
 
 
 def _takes_turns(layer: nn.Module) -> bool:
@@ -200,7 +203,14 @@ def _takes_turns(layer: nn.Module) -> bool:
     return names[:1] == ["hidden_states"] and "position_embeddings" in names
 
 
-def _gated(mlp: nn.Module, kernels: DecoderKernels) -> GatedMLP | None:
+def _summed(layer: nn.Module, inputs: int, outputs: int) -> SummedProduct | None:
+    summed = summed_product(layer)
+    if summed is None or (summed.product.inputs, summed.product.outputs) != (inputs, [outputs]):
+        return None
+    return summed
+
+
+def _gated(mlp: nn.Module, hidden: int, kernels: DecoderKernels) -> GatedMLP | None:
     parts = dict(mlp.named_children())
     if set(parts) != GATED:
         return None
@@ -209,34 +219,44 @@ def _gated(mlp: nn.Module, kernels: DecoderKernels) -> GatedMLP | None:
     if gate_and_up is None or function is None:
         return None
     width, other = gate_and_up.outputs
-    if width != other or width % LANES:
+    if width != other or width % LANES or gate_and_up.inputs != hidden:
         return None
-    lean = GatedMLP(kernels, gate_and_up, function, parts["down_proj"])
-    return lean if _gates_alike(mlp, lean) else None
+    down = _summed(parts["down_proj"], width, hidden)
+    if down is None or not _gates_alike(mlp, parts["down_proj"], gate_and_up, function, kernels):
+        return None
+    return GatedMLP(gate_and_up, function, down)
 
 
-def _gates_alike(mlp: nn.Module, lean: GatedMLP) -> bool:
+def _gates_alike(
+    mlp: nn.Module,
+    down: nn.Module,
+    gate_and_up: JointProduct,
+    function: Gate,
+    kernels: DecoderKernels,
+) -> bool:
     """Also where gates are so large that some models cut them off, which few tokens make."""
-    product, down = lean.gate_and_up, lean.down
-    rows = torch.linspace(-LARGE, LARGE, 2 * product.inputs).sin().mul(LARGE).to(product.dtype)
-    rows = rows.view(1, 2, product.inputs)
-    gated: list[torch.Tensor] = []
+    inputs, dtype = gate_and_up.inputs, gate_and_up.dtype
+    rows = torch.linspace(-LARGE, LARGE, 2 * inputs).sin().mul(LARGE).to(dtype).view(1, 2, inputs)
+    given: list[torch.Tensor] = []
 
-    def keep(inputs: torch.Tensor) -> torch.Tensor:
+    def keep(gated: torch.Tensor) -> torch.Tensor:
         """In place of a product, whose sum over ranks nobody waits for here."""
-        gated.append(inputs)
+        given.append(gated)
         return rows
 
     before = down.__dict__.get("forward")
     down.__dict__["forward"] = keep
     try:
         mlp(rows)
-        lean(rows)
     finally:
         _restore(down, before)
-    if len(gated) != 2 or gated[0].shape != gated[1].shape:
+    gate, up = gate_and_up(rows)
+    found = torch.empty_like(up)
+    addresses = found.data_ptr(), gate.data_ptr(), up.data_ptr()
+    Calls([kernels.gate(function, *addresses, width=up.shape[-1])])(2)
+    if len(given) != 1 or given[0].shape != found.shape:
         return False
-    return _differ_less(gated[0], gated[1], BOUNDS[product.dtype])
+    return _differ_less(given[0], found, BOUNDS[dtype])
 
 
 def _restore(module: nn.Module, forward: object) -> None:

@@ -6,10 +6,10 @@
  * Softmax is online (Milakov and Gimelshein: Online normalizer calculation for softmax).
  */
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 
+#include "threads.h"
 #include "vectors.h"
 
 #define KEYS 16      /* of a group */
@@ -20,6 +20,7 @@
 #define AT_ONCE 4    /* rows for which keys and values are read */
 #define ITEMS 4      /* tiles for each thread, at least, that take all heads at once */
 #define SUMS 8       /* vectors that registers hold, beside what is multiplied */
+#define FEW 64       /* tokens; to write fewer isn't worth sharing */
 #define LINE (64 / (int)sizeof(number))
 
 /* Mirrored by workers/attention/native.py. Strides count numbers. */
@@ -33,7 +34,7 @@ typedef struct {
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
     int64_t key_block, key_slot, key_cache_head, value_block, value_slot, value_cache_head;
     int64_t table_stride;
-    int32_t num_tokens, num_heads, num_kv_heads, k_dim, v_dim, block_size;
+    int32_t num_heads, num_kv_heads, k_dim, v_dim, block_size;
     int32_t num_items, tile_queries, window, chunk, num_threads;
     float scale, softcap;
     void *workspaces; /* one for each thread, from a multiple of 64 bytes on */
@@ -286,42 +287,47 @@ static tile make_tile(const arguments *a, const int32_t *item, int head) {
     return t;
 }
 
-/* Writes the step's K and V to their slots, then attends. */
-void attend(const arguments *a) {
-#pragma omp parallel num_threads(a->num_threads)
-    {
-#pragma omp for schedule(static)
-        for (int32_t t = 0; t < a->num_tokens; t++) {
-            number *key = a->key_cache + a->slot_blocks[t] * a->key_block + a->slot_offsets[t] * a->key_slot;
-            number *value =
-                a->value_cache + a->slot_blocks[t] * a->value_block + a->slot_offsets[t] * a->value_slot;
-            for (int h = 0; h < a->num_kv_heads; h++) {
-                memcpy(
-                    key + h * a->key_cache_head,
-                    a->key + t * a->key_token + h * a->key_head,
-                    a->k_dim * sizeof(number)
-                );
-                memcpy(
-                    value + h * a->value_cache_head,
-                    a->value + t * a->value_token + h * a->value_head,
-                    a->v_dim * sizeof(number)
-                );
-            }
-        }
-        workspace *w = (workspace *)a->workspaces + omp_get_thread_num();
-        int are_many = a->num_items >= ITEMS * a->num_threads;
-#pragma omp for schedule(dynamic, 1)
-        for (int32_t i = 0; i < a->num_items * a->num_kv_heads; i++) {
-            tile t = make_tile(a, a->items + i / a->num_kv_heads * 2, i % a->num_kv_heads);
-            /* Where threads have enough to do, small tiles take all heads at once: a token's keys
-             * lie side by side. */
-            if (are_many && t.num_queries * a->num_heads <= MAX_TILE) {
-                if (t.head) continue;
-                t.num_heads = a->num_kv_heads;
-            }
-            attend_tile(a, w, &t);
-        }
+/* A token's K and V, to their slot. */
+static void write_token(const void *given, int64_t t, int thread) {
+    const arguments *a = given;
+    int64_t block = a->slot_blocks[t], offset = a->slot_offsets[t];
+    number *key = a->key_cache + block * a->key_block + offset * a->key_slot;
+    number *value = a->value_cache + block * a->value_block + offset * a->value_slot;
+    for (int h = 0; h < a->num_kv_heads; h++) {
+        memcpy(
+            key + h * a->key_cache_head, a->key + t * a->key_token + h * a->key_head,
+            a->k_dim * sizeof(number)
+        );
+        memcpy(
+            value + h * a->value_cache_head, a->value + t * a->value_token + h * a->value_head,
+            a->v_dim * sizeof(number)
+        );
     }
+    (void)thread;
+}
+
+/* Where threads have enough to do, small tiles take all heads at once: a token's keys lie side by
+ * side. */
+static int takes_all_heads(const arguments *a, const tile *t) {
+    return a->num_items >= ITEMS * a->num_threads && t->num_queries * a->num_heads <= MAX_TILE;
+}
+
+static void attend_item(const void *given, int64_t item, int thread) {
+    const arguments *a = given;
+    workspace *w = (workspace *)a->workspaces + thread;
+    tile t = make_tile(a, a->items + item / a->num_kv_heads * 2, item % a->num_kv_heads);
+    if (takes_all_heads(a, &t)) {
+        if (t.head) return;
+        t.num_heads = a->num_kv_heads;
+    }
+    attend_tile(a, w, &t);
+}
+
+/* Writes the step's K and V to their slots, then attends. */
+void attend(const void *given, int64_t num_tokens) {
+    const arguments *a = given;
+    lockstep_run_items(write_token, a, num_tokens, num_tokens > FEW ? a->num_threads : 1);
+    lockstep_run_items(attend_item, a, (int64_t)a->num_items * a->num_kv_heads, a->num_threads);
 }
 
 /* What the caller must know. */

@@ -22,7 +22,7 @@ FLAGS = (
     "-march=native",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fopenmp",
+    "-pthread",
     "-shared",
     "-fPIC",
     "-D_DEFAULT_SOURCE",  # madvise
@@ -35,13 +35,10 @@ class NoCompilerError(Exception):
     """There is no compiler, or it refuses the source; says why in half a sentence."""
 
 
-def load(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL:
+def load(name: str, definitions: Sequence[str] = (), *, is_for_others: bool = False) -> ctypes.CDLL:
     """The library of `name`.c, with macros defined. Calls into it free the interpreter.
 
-    It uses the OpenMP library that torch has loaded, if they bear the same name: two would fight
-    for the cores.
-
-    Raises NoCompilerError.
+    With `is_for_others` what is loaded later may call it, too. Raises NoCompilerError.
     """
     command = shlex.split(os.environ.get("CC", "cc"))
     compiler = shutil.which(command[0]) if command else None
@@ -53,7 +50,7 @@ def load(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL:
     try:
         if not target.exists():
             _compile([compiler, *flags], source, target)
-        return ctypes.CDLL(str(target))
+        return ctypes.CDLL(str(target), os.RTLD_GLOBAL if is_for_others else os.RTLD_LOCAL)
     except OSError as error:
         raise NoCompilerError(
             f"{target} can't be made or used ({error}): remove it, or name a folder that can be "

@@ -14,8 +14,9 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "waiting.h"
 
 #define MAX_RANKS 64
 #define PAGE 4096
@@ -55,20 +56,6 @@ static int64_t lines_bytes(int size) { return ((int64_t)size * sizeof(line) + PA
 static uint8_t *buffer(const session *s, int rank, uint32_t piece) {
     int64_t place = 2 * rank + (piece & 1);
     return (uint8_t *)s->memory + lines_bytes(s->size) + place * s->buffer_bytes;
-}
-
-static int64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb" ::: "memory");
-#endif
 }
 
 static inline int is_through(const line *l, uint32_t piece) {

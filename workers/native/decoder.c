@@ -5,12 +5,13 @@
  * that begin at its start: its bits don't depend on the rows beside it.
  */
 #include <math.h>
-#include <omp.h>
 #include <stdint.h>
 
+#include "threads.h"
 #include "vectors.h"
 
-#define FEW (16 << 10) /* numbers; fewer aren't worth waking threads for */
+#define FEW (16 << 10) /* numbers; fewer aren't worth sharing */
+#define ITEM (4 << 10) /* numbers of an item, about */
 
 /* What storing and loading leaves of numbers. */
 INLINE vec as_stored(vec numbers) {
@@ -22,10 +23,10 @@ INLINE vec as_stored(vec numbers) {
 }
 
 /* 1 / root mean square of a row (Zhang and Sennrich: Root mean square layer normalization). */
-INLINE float scale_of(const float *row, int64_t width, float epsilon) {
+INLINE float scale_of(const number *row, int64_t width, float epsilon) {
     vec squares = {0};
     for (int64_t i = 0; i < width; i += LANES) {
-        vec here = *(const loose_vec *)(row + i);
+        vec here = load(row + i);
         squares += here * here;
     }
     return 1.0f / sqrtf(sum(squares) / width + epsilon);
@@ -37,28 +38,55 @@ INLINE vec normed(vec row, float scale, const number *weight, int plus_one) {
     return load(weight) * as_stored(row * scale);
 }
 
-/* norm(rows), rows + added, or rows + norm(added): what there is a weight for is normed.
- *
- * Rows, added (or NULL) and output are [num_rows, width], weight is [width] or NULL, room [width] for
- * each thread. */
-void add_and_norm(
-    number *output, const number *rows, const number *added, const number *weight, float *room,
-    int64_t num_rows, int64_t width, float epsilon, int32_t plus_one, int32_t num_threads
+/* A kernel computes runs of rows: an item is one of them. */
+typedef struct {
+    const void *arguments;
+    int64_t num_rows, run;
+} job;
+
+static void share_rows(
+    item_function *compute, const void *arguments, int64_t num_rows, int64_t width,
+    int32_t num_threads
 ) {
-#pragma omp parallel for num_threads(num_threads) schedule(static) \
-    if (num_rows > 1 && num_rows * width > FEW)
-    for (int64_t r = 0; r < num_rows; r++) {
-        float *row = room + omp_get_thread_num() * width;
-        const number *from = (added ? added : rows) + r * width;
-        for (int64_t i = 0; i < width; i += LANES) *(loose_vec *)(row + i) = load(from + i);
-        float scale = weight ? scale_of(row, width, epsilon) : 1.0f;
-        for (int64_t i = 0; i < width; i += LANES) {
-            vec here = *(loose_vec *)(row + i);
-            if (weight) here = normed(here, scale, weight + i, plus_one);
-            if (added) here = load(rows + r * width + i) + as_stored(here);
-            store(output + r * width + i, here);
+    job j = {arguments, num_rows, ITEM / width + 1};
+    if (num_rows * width <= FEW) j.run = num_rows;
+    if (num_rows) lockstep_run_items(compute, &j, (num_rows + j.run - 1) / j.run, num_threads);
+}
+
+#define FOR_ROWS(j, item)                                                                          \
+    for (int64_t r = (item) * (j)->run; r < ((item) + 1) * (j)->run && r < (j)->num_rows; r++)
+
+/* Mirrored by workers/native/decoder.py. */
+typedef struct {
+    number *output;
+    const number *rows, *added; /* [num_rows, width]; added may be NULL */
+    const number *weight;       /* [width], or NULL */
+    int64_t width;
+    float epsilon;
+    int32_t plus_one, num_threads;
+} norm_arguments;
+
+static void add_and_norm_rows(const void *given, int64_t item, int thread) {
+    const job *j = given;
+    const norm_arguments *a = j->arguments;
+    FOR_ROWS(j, item) {
+        const number *rows = a->rows + r * a->width;
+        const number *from = a->added ? a->added + r * a->width : rows;
+        float scale = a->weight ? scale_of(from, a->width, a->epsilon) : 1.0f;
+        for (int64_t i = 0; i < a->width; i += LANES) {
+            vec here = load(from + i);
+            if (a->weight) here = normed(here, scale, a->weight + i, a->plus_one);
+            if (a->added) here = load(rows + i) + as_stored(here);
+            store(a->output + r * a->width + i, here);
         }
     }
+    (void)thread;
+}
+
+/* norm(rows), rows + added, or rows + norm(added): what there is a weight for is normed. */
+void add_and_norm(const void *given, int64_t num_rows) {
+    const norm_arguments *a = given;
+    share_rows(add_and_norm_rows, a, num_rows, a->width, a->num_threads);
 }
 
 /* Mirrored by workers/native/decoder.py. Of heads [rows, heads, dim], dense. */
@@ -71,45 +99,50 @@ typedef struct {
 typedef struct {
     head_group groups[2]; /* queries and keys */
     const number *cosine, *sine; /* [rows, rotary], rotary at most dim */
-    float *room;                 /* dim for each thread */
-    int64_t num_rows, dim, rotary;
+    int64_t dim, rotary;
     float epsilon;
     int32_t plus_one, num_threads;
 } rotary_arguments;
 
-/* Norms each head, then turns its first `rotary` numbers (Su et al.: RoFormer); in place. */
-void norm_and_rotate(const rotary_arguments *a) {
-    int64_t dim = a->dim, half = a->rotary / 2;
-    int64_t all = a->groups[0].num_heads + a->groups[1].num_heads;
-#pragma omp parallel for num_threads(a->num_threads) schedule(static) \
-    if (a->num_rows > 1 && a->num_rows * all * dim > FEW)
-    for (int64_t r = 0; r < a->num_rows; r++) {
-        float *row = a->room + omp_get_thread_num() * dim;
-        const number *cosine = a->cosine + r * a->rotary, *sine = a->sine + r * a->rotary;
-        for (int64_t h = 0; h < all; h++) {
-            const head_group *group = a->groups + (h >= a->groups[0].num_heads);
-            int64_t own = h >= a->groups[0].num_heads ? h - a->groups[0].num_heads : h;
-            number *head = group->heads + (r * group->num_heads + own) * dim;
-            for (int64_t i = 0; i < dim; i += LANES) *(loose_vec *)(row + i) = load(head + i);
-            if (group->weight) {
-                float scale = scale_of(row, dim, a->epsilon);
-                for (int64_t i = 0; i < dim; i += LANES) {
-                    vec here = *(loose_vec *)(row + i);
-                    here = as_stored(normed(here, scale, group->weight + i, a->plus_one));
-                    *(loose_vec *)(row + i) = here;
-                    store(head + i, here);
-                }
-            }
-            for (int64_t i = 0; i < half; i += LANES) {
-                vec first = *(loose_vec *)(row + i), second = *(loose_vec *)(row + half + i);
-                vec one = as_stored(first * load(cosine + i)) - as_stored(second * load(sine + i));
-                vec other =
-                    as_stored(second * load(cosine + half + i)) + as_stored(first * load(sine + half + i));
-                store(head + i, one);
-                store(head + half + i, other);
-            }
-        }
+static void turn_head(
+    const rotary_arguments *a, number *head, const number *weight, const number *cosine,
+    const number *sine
+) {
+    int64_t half = a->rotary / 2;
+    if (weight) {
+        float scale = scale_of(head, a->dim, a->epsilon);
+        for (int64_t i = 0; i < a->dim; i += LANES)
+            store(head + i, normed(load(head + i), scale, weight + i, a->plus_one));
     }
+    for (int64_t i = 0; i < half; i += LANES) {
+        vec first = load(head + i), second = load(head + half + i);
+        vec one = as_stored(first * load(cosine + i)) - as_stored(second * load(sine + i));
+        vec other =
+            as_stored(second * load(cosine + half + i)) + as_stored(first * load(sine + half + i));
+        store(head + i, one);
+        store(head + half + i, other);
+    }
+}
+
+static void norm_and_rotate_rows(const void *given, int64_t item, int thread) {
+    const job *j = given;
+    const rotary_arguments *a = j->arguments;
+    FOR_ROWS(j, item) {
+        const number *cosine = a->cosine + r * a->rotary, *sine = a->sine + r * a->rotary;
+        for (const head_group *group = a->groups; group < a->groups + 2; group++)
+            for (int64_t h = 0; h < group->num_heads; h++)
+                turn_head(
+                    a, group->heads + (r * group->num_heads + h) * a->dim, group->weight, cosine, sine
+                );
+    }
+    (void)thread;
+}
+
+/* Norms each head, then turns its first `rotary` numbers (Su et al.: RoFormer); in place. */
+void norm_and_rotate(const void *given, int64_t num_rows) {
+    const rotary_arguments *a = given;
+    int64_t width = (a->groups[0].num_heads + a->groups[1].num_heads) * a->dim;
+    share_rows(norm_and_rotate_rows, a, num_rows, width, a->num_threads);
 }
 
 INLINE vec silu(vec x) {
@@ -127,22 +160,36 @@ INLINE vec gelu(vec x) {
     return 0.5f * x * (1.0f + choose(is_negative, -tanh, tanh));
 }
 
-/* output = function(gate) * up, each [size], a multiple of what vectors hold. */
-void silu_gate(
-    number *output, const number *gate, const number *up, int64_t size, int32_t num_threads
-) {
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (size > FEW)
-    for (int64_t i = 0; i < size; i += LANES)
-        store(output + i, as_stored(silu(load(gate + i))) * load(up + i));
-}
+/* Mirrored by workers/native/decoder.py: [num_rows, width] each. */
+typedef struct {
+    number *output;
+    const number *gate, *up;
+    int64_t width;
+    int32_t num_threads;
+} gate_arguments;
 
-void gelu_gate(
-    number *output, const number *gate, const number *up, int64_t size, int32_t num_threads
-) {
-#pragma omp parallel for num_threads(num_threads) schedule(static) if (size > FEW)
-    for (int64_t i = 0; i < size; i += LANES)
-        store(output + i, as_stored(gelu(load(gate + i))) * load(up + i));
-}
+/* output = function(gate) * up. */
+#define GATE(function)                                                                             \
+    static void function##_gate_rows(const void *given, int64_t item, int thread) {                \
+        const job *j = given;                                                                      \
+        const gate_arguments *a = j->arguments;                                                    \
+        FOR_ROWS(j, item)                                                                          \
+        for (int64_t i = r * a->width; i < (r + 1) * a->width; i += LANES)                         \
+            store(a->output + i, as_stored(function(load(a->gate + i))) * load(a->up + i));        \
+        (void)thread;                                                                              \
+    }                                                                                              \
+                                                                                                   \
+    void function##_gate(const void *given, int64_t num_rows) {                                    \
+        const gate_arguments *a = given;                                                           \
+        share_rows(function##_gate_rows, a, num_rows, a->width, a->num_threads);                   \
+    }
+
+GATE(silu)
+GATE(gelu)
 
 /* What the caller must know. */
+int64_t norm_bytes(void) { return sizeof(norm_arguments); }
+
 int64_t rotary_bytes(void) { return sizeof(rotary_arguments); }
+
+int64_t gate_bytes(void) { return sizeof(gate_arguments); }

@@ -9,7 +9,6 @@
  * A work item is as many panels as stay in the second-level cache while all rows pass: at one row it
  * is bandwidth that counts, at many the multiplications.
  */
-#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -17,6 +16,7 @@
 #include <immintrin.h>
 #endif
 
+#include "threads.h"
 #include "vectors.h"
 
 #define PANEL 16
@@ -25,6 +25,7 @@
 #define PAGE 4096
 #define AHEAD 16 /* groups of inputs */
 #define ITEMS 4 /* of a thread, at least, where there are panels enough */
+#define FEW (16 << 10) /* numbers; to stage fewer isn't worth sharing */
 
 /* Sums of a tile, with two vectors of weights and one of a row, fill the registers. */
 #ifdef __AVX512F__
@@ -62,7 +63,7 @@ typedef struct {
 typedef struct {
     const number *rows; /* [num_rows, inputs] dense */
     void *stage;        /* room for stage_bytes(num_rows, inputs) */
-    int64_t num_rows, inputs;
+    int64_t inputs;
     int32_t num_parts, num_threads;
     part parts[MAX_PARTS];
 } arguments;
@@ -182,45 +183,82 @@ static void strip(
     }
 }
 
-void linear(const arguments *a) {
-    int64_t panel_bytes = a->inputs * (int64_t)(PANEL * sizeof(number));
-    int64_t firsts[MAX_PARTS + 1] = {0}, total = 0;
-    for (int p = 0; p < a->num_parts; p++) total += (a->parts[p].outputs + PANEL - 1) / PANEL;
-    int64_t chunk = CHUNK_BYTES / panel_bytes, even = total / (ITEMS * a->num_threads);
-    if (chunk > even) chunk = even;
-    if (chunk > 4) chunk -= chunk % 4;
-    if (chunk < 1) chunk = 1;
-    for (int p = 0; p < a->num_parts; p++) {
-        int64_t panels = (a->parts[p].outputs + PANEL - 1) / PANEL;
-        firsts[p + 1] = firsts[p] + (panels + chunk - 1) / chunk;
+/* What the threads share: strips of rows, and as items some panels of one part each. */
+typedef struct {
+    const arguments *a;
+    int64_t num_rows, num_strips, chunk;
+    int64_t firsts[MAX_PARTS + 1]; /* item of each part */
+} job;
+
+static int64_t count_panels(const part *p) { return (p->outputs + PANEL - 1) / PANEL; }
+
+/* As even as can be. */
+static int64_t first_row(const job *j, int64_t s) { return s * j->num_rows / j->num_strips; }
+
+static void stage_strip(const void *given, int64_t s, int thread) {
+    const job *j = given;
+    const arguments *a = j->a;
+    int64_t row = first_row(j, s);
+    stage(
+        (staged *)a->stage + row * (a->inputs / GROUP), a->rows + row * a->inputs, a->inputs,
+        first_row(j, s + 1) - row
+    );
+    (void)thread;
+}
+
+static void multiply_panels(const void *given, int64_t item, int thread) {
+    const job *j = given;
+    const arguments *a = j->a;
+    int p = 0;
+    while (item >= j->firsts[p + 1]) p++;
+    int64_t begin = (item - j->firsts[p]) * j->chunk, end = begin + j->chunk;
+    int64_t panels = count_panels(a->parts + p);
+    for (int64_t s = 0; s < j->num_strips; s++) {
+        int64_t row = first_row(j, s);
+        strip(
+            a->parts + p, (const staged *)a->stage + row * (a->inputs / GROUP), a->inputs, row,
+            first_row(j, s + 1) - row, begin, end < panels ? end : panels
+        );
     }
-    int64_t num_strips = (a->num_rows + ROWS - 1) / ROWS, groups = a->inputs / GROUP;
-#define FIRST_ROW(s) ((s) * a->num_rows / num_strips) /* as even as can be */
-#pragma omp parallel num_threads(a->num_threads)
-    {
-#pragma omp for schedule(static)
-        for (int64_t s = 0; s < num_strips; s++) {
-            int64_t row = FIRST_ROW(s);
-            stage(
-                (staged *)a->stage + row * groups, a->rows + row * a->inputs, a->inputs,
-                FIRST_ROW(s + 1) - row
-            );
-        }
-#pragma omp for schedule(dynamic, 1) nowait
-        for (int64_t i = 0; i < firsts[a->num_parts]; i++) {
-            int p = 0;
-            while (i >= firsts[p + 1]) p++;
-            int64_t begin = (i - firsts[p]) * chunk, end = begin + chunk;
-            int64_t panels = (a->parts[p].outputs + PANEL - 1) / PANEL;
-            for (int64_t s = 0; s < num_strips; s++) {
-                int64_t row = FIRST_ROW(s);
-                strip(
-                    a->parts + p, (const staged *)a->stage + row * groups, a->inputs, row,
-                    FIRST_ROW(s + 1) - row, begin, end < panels ? end : panels
-                );
+    (void)thread;
+}
+
+void linear(const void *given, int64_t num_rows) {
+    const arguments *a = given;
+    job j = {.a = a, .num_rows = num_rows, .num_strips = (num_rows + ROWS - 1) / ROWS};
+    int64_t panel_bytes = a->inputs * (int64_t)(PANEL * sizeof(number)), total = 0;
+    for (int p = 0; p < a->num_parts; p++) total += count_panels(a->parts + p);
+    int64_t even = total / (ITEMS * a->num_threads);
+    j.chunk = CHUNK_BYTES / panel_bytes;
+    if (j.chunk > even) j.chunk = even;
+    if (j.chunk > 4) j.chunk -= j.chunk % 4;
+    if (j.chunk < 1) j.chunk = 1;
+    for (int p = 0; p < a->num_parts; p++)
+        j.firsts[p + 1] = j.firsts[p] + (count_panels(a->parts + p) + j.chunk - 1) / j.chunk;
+    int32_t stagers = num_rows * a->inputs > FEW ? a->num_threads : 1;
+    lockstep_run_items(stage_strip, &j, j.num_strips, stagers);
+    lockstep_run_items(multiply_panels, &j, j.firsts[a->num_parts], a->num_threads);
+}
+
+typedef struct {
+    group *to;
+    const number *from;
+    int64_t outputs, inputs, row_stride, stride;
+} packing;
+
+static void pack_panel(const void *given, int64_t p, int thread) {
+    const packing *how = given;
+    int64_t groups = how->inputs / GROUP;
+    for (int64_t g = 0; g < groups; g++) {
+        number *place = (number *)(how->to + (p * groups + g) * PANEL);
+        for (int64_t c = 0; c < PANEL; c++)
+            for (int i = 0; i < GROUP; i++) {
+                int64_t output = p * PANEL + c, input = g * GROUP + i;
+                const number *from = how->from + output * how->row_stride + input * how->stride;
+                *place++ = output < how->outputs ? *from : (number)0;
             }
-        }
     }
+    (void)thread;
 }
 
 /* Weights [outputs, inputs], `row_stride` and `stride` numbers apart, into panels; outputs that a
@@ -234,17 +272,8 @@ void pack(
     uintptr_t begin = ((uintptr_t)to + PAGE - 1) / PAGE * PAGE;
     uintptr_t end = (uintptr_t)(to + panels * groups * PANEL) / PAGE * PAGE;
     if (end > begin) madvise((void *)begin, end - begin, MADV_HUGEPAGE);
-#pragma omp parallel for num_threads(num_threads) schedule(static)
-    for (int64_t p = 0; p < panels; p++)
-        for (int64_t g = 0; g < groups; g++) {
-            number *place = (number *)(to + (p * groups + g) * PANEL);
-            for (int64_t c = 0; c < PANEL; c++)
-                for (int i = 0; i < GROUP; i++) {
-                    int64_t output = p * PANEL + c, input = g * GROUP + i;
-                    number zero = 0;
-                    *place++ = output < outputs ? from[output * row_stride + input * stride] : zero;
-                }
-        }
+    packing how = {to, from, outputs, inputs, row_stride, stride};
+    lockstep_run_items(pack_panel, &how, panels, num_threads);
 }
 
 /* What the caller must know. */

@@ -8,7 +8,8 @@ from functools import cache
 
 import torch
 
-from workers.native.build import NoCompilerError, load
+from workers.native.build import NoCompilerError
+from workers.native.calls import Call, address_of, load_kernels
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,6 @@ class _Arguments(ctypes.Structure):
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("stage", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int64),
         ("inputs", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("num_parts", "num_threads")),
         ("parts", _Part * MAX_PARTS),
@@ -74,6 +74,8 @@ class LinearKernel:
         self.dtype = dtype
         self.inputs_multiple: int = library.inputs_multiple()
         self.run = library.linear
+        self.run.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+        self.address = address_of(library.linear)
         self._pack = library.pack
         self._stage_bytes = library.stage_bytes
         self._stage = torch.empty(0, dtype=torch.uint8)
@@ -102,9 +104,14 @@ class LinearKernel:
         """
         return JointProduct(self, weights, biases)
 
+    def row_bytes(self, inputs: int) -> int:
+        """Of room for a row as the kernel takes it."""
+        count: int = self._stage_bytes(1, inputs)
+        return count
+
     def room(self, num_rows: int, inputs: int) -> int:
         """Address of room for rows as the kernel takes them; it stays for the next call."""
-        wanted = num_rows * self._stage_bytes(1, inputs)
+        wanted = num_rows * self.row_bytes(inputs)
         if self._stage.numel() < wanted:
             self._stage = empty_aligned((wanted,), torch.uint8)
             self._stage_address = self._stage.data_ptr()
@@ -135,6 +142,7 @@ class JointProduct:
         self._kernel = kernel
         self.dtype = kernel.dtype
         self._held = [*weights], [*biases]  # the kernel has their addresses
+        self.row_bytes = kernel.row_bytes(weights[0].inputs)
         self.inputs = weights[0].inputs
         self.outputs = [each.outputs for each in weights]
         self._arguments = _Arguments(inputs=self.inputs, num_parts=len(weights))
@@ -166,10 +174,18 @@ class JointProduct:
         arguments = self._arguments
         arguments.rows = rows.data_ptr()
         arguments.stage = self._kernel.room(num_rows, self.inputs)
-        arguments.num_rows = num_rows
         arguments.num_threads = torch.get_num_threads()
-        self._kernel.run(self._reference)
+        self._kernel.run(self._reference, num_rows)
         return outputs
+
+    def call(self, rows: int, outputs: Sequence[int], stage: int) -> Call:
+        """Of what lies at these addresses, dense; `stage` is room of row_bytes for each row."""
+        arguments = _Arguments.from_buffer_copy(self._arguments)
+        arguments.rows, arguments.stage = rows, stage
+        arguments.num_threads = torch.get_num_threads()
+        for place, output in enumerate(outputs):
+            arguments.parts[place].output = output
+        return Call(self._kernel.address, arguments)
 
 
 def _is_vector(tensor: torch.Tensor, length: int, dtype: torch.dtype) -> bool:
@@ -201,7 +217,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL | None:
     if dtype not in DEFINITIONS:
         return None
     try:
-        library = load("linear", DEFINITIONS[dtype])
+        library = load_kernels("linear", DEFINITIONS[dtype])
     except NoCompilerError as error:
         logger.warning("linear layers are multiplied by torch: %s", error)
         return None
