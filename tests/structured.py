@@ -181,6 +181,6 @@ class Running:
         self.engine._scheduler.check_invariants()
 
     def settle(self) -> None:
-        """Until the engine has read all that was sent to it."""
+        """Until the engine has read all that was sent to it, and the steps in flight have run."""
         self.client.add(99, max_tokens=1)
         self.client.wait()
