@@ -9,7 +9,7 @@ import torch
 from workers.attention.base import AttentionMetadata, AttentionShape, UnsuitedError
 from workers.kv_cache import LayerCache
 from workers.native.build import NoCompilerError
-from workers.native.calls import load_kernels
+from workers.native.calls import Call, address_of, load_kernels
 
 LANES = 16
 ALIGNMENT = 64  # bytes
@@ -22,7 +22,6 @@ DEFINITIONS: dict[torch.dtype, tuple[str, ...]] = {
     torch.bfloat16: ("BFLOAT16",),
 }
 
-CHANGING = ("query", "key", "value", "key_cache", "value_cache", "output", "sinks")
 # Tensors of the metadata.
 OF_STEP = (
     *("seq_lens", "query_starts", "block_tables", "first_blocks"),
@@ -34,37 +33,42 @@ STRIDES = (
 )
 COUNTS = (
     *("num_heads", "num_kv_heads", "k_dim", "v_dim", "block_size"),
-    *("num_items", "tile_queries", "window", "chunk", "num_threads"),
+    *("window", "chunk", "num_threads"),
 )
+
+
+class _StepArguments(ctypes.Structure):
+    """As in attention.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in (*OF_STEP, "items")),
+        ("table_stride", ctypes.c_int64),
+        *((name, ctypes.c_int32) for name in ("num_items", "tile_queries")),
+    )
 
 
 class _Arguments(ctypes.Structure):
     """As in attention.c."""
 
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in (*CHANGING, *OF_STEP, "items")),
-        *((name, ctypes.c_int64) for name in (*STRIDES, "table_stride")),
+        *((name, ctypes.c_void_p) for name in ("step", "query", "key", "value")),
+        *((name, ctypes.c_void_p) for name in ("key_cache", "value_cache", "output")),
+        *((name, ctypes.c_void_p) for name in ("sinks", "workspaces")),
+        *((name, ctypes.c_int64) for name in STRIDES),
         *((name, ctypes.c_int32) for name in COUNTS),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
-        ("workspaces", ctypes.c_void_p),
     )
-
-
-# Shapes of query, value and the cached keys; window; chunk.
-Kind = tuple[torch.Size, torch.Size, torch.Size, int, int]
 
 
 @dataclass(slots=True)
 class _Step:
-    """What the kernel is told of a step's calls of one kind, and what must live for it."""
+    """What the kernel is told of a step for layers of one kind, and what must live for it."""
 
     metadata: AttentionMetadata
-    kind: Kind
     items: torch.Tensor
-    arguments: _Arguments
-    reference: object  # to the arguments
-    strides: tuple[int, ...] = ()
+    arguments: _StepArguments
+    address: int
 
 
 def make(
@@ -111,16 +115,19 @@ class NativeAttention:
 
     def __init__(self, library: ctypes.CDLL, *, deterministic: bool) -> None:
         self.block_size_multiple = LANES if deterministic else 1
+        for size in (library.workspace_bytes, library.arguments_bytes, library.step_bytes):
+            size.restype = ctypes.c_int64
+        assert library.arguments_bytes() == ctypes.sizeof(_Arguments), "as in attention.c"
+        assert library.step_bytes() == ctypes.sizeof(_StepArguments), "as in attention.c"
+        self._kernel = address_of(library.attend)
         self._attend = library.attend
         self._attend.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         self._attend.restype = None
-        for size in (library.workspace_bytes, library.arguments_bytes):
-            size.restype = ctypes.c_int64
-        assert library.arguments_bytes() == ctypes.sizeof(_Arguments), "as in attention.c"
         self._workspace_bytes: int = library.workspace_bytes()
-        self._workspaces = torch.empty(0, dtype=torch.uint8)
+        self._workspaces: dict[int, torch.Tensor] = {}  # by number of threads
         self._items: tuple[torch.Tensor, int, torch.Tensor] | None = None
-        self._step: _Step | None = None
+        # By window, chunk and query heads of a KV head.
+        self._steps: dict[tuple[int, int, int], _Step] = {}
 
     def attend(
         self,
@@ -141,61 +148,82 @@ class NativeAttention:
         query, key, value = (_dense(each.to(dtype)) for each in (query, key, value))
         output = query.new_empty(*query.shape[:2], value.shape[2])
         sinks = None if sinks is None else sinks.float().contiguous()
-        step = self._step
-        kind = (query.shape, value.shape, cache.key.shape, window, chunk)
-        if step is None or step.metadata is not metadata or step.kind != kind:
-            step = self._step = self._begin(kind, metadata)
-        arguments = step.arguments
-        for name, tensor in zip(
-            CHANGING, (query, key, value, cache.key, cache.value, output, sinks), strict=True
-        ):
-            setattr(arguments, name, None if tensor is None else tensor.data_ptr())
-        strides = (
-            *query.stride()[:2],
-            *key.stride()[:2],
-            *value.stride()[:2],
-            *cache.key.stride()[:3],
-            *cache.value.stride()[:3],
-        )
-        if strides != step.strides:
-            step.strides = strides
-            for name, stride in zip(STRIDES, strides, strict=True):
-                setattr(arguments, name, stride)
-        arguments.scale, arguments.softcap = scale, softcap
-        arguments.num_threads = torch.get_num_threads()
-        arguments.workspaces = self._room(arguments.num_threads)
-        self._attend(step.reference, len(query))
-        return output.to(wanted)
-
-    def _begin(self, kind: "Kind", metadata: AttentionMetadata) -> "_Step":
-        """What calls of one kind have in common in a step."""
-        (_, num_heads, k_dim), (_, num_kv_heads, v_dim), cache_shape, window, chunk = kind
-        most = max(1, MAX_ROWS // (num_heads // num_kv_heads))
-        tile_queries = max(1, min(most, metadata.max_query_len))
-        items = self._tiles(metadata, tile_queries)
-        arguments = _Arguments(
-            table_stride=metadata.block_tables.stride(0),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            k_dim=k_dim,
-            v_dim=v_dim,
-            block_size=cache_shape[1],
-            num_items=len(items),
-            tile_queries=tile_queries,
+        shape = AttentionShape(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            k_dim=query.shape[2],
+            v_dim=value.shape[2],
+            scale=scale,
             window=window,
             chunk=chunk,
+            softcap=softcap,
         )
-        for name in OF_STEP:
-            setattr(arguments, name, getattr(metadata, name).data_ptr())
-        arguments.items = items.data_ptr()
-        return _Step(metadata, kind, items, arguments, ctypes.byref(arguments))
+        arguments = self._arguments(shape, cache, [query, key, value])
+        arguments.step = self.step(shape, metadata)
+        arguments.output = output.data_ptr()
+        arguments.sinks = None if sinks is None else sinks.data_ptr()
+        self._attend(ctypes.byref(arguments), len(query))
+        return output.to(wanted)
+
+    def call(
+        self, shape: AttentionShape, cache: LayerCache, inputs: Sequence[torch.Tensor], output: int
+    ) -> Call:
+        """Of query, key and value [T, heads, dim] of the cache's dtype, without sinks.
+
+        For any T of rows as far apart. The arguments lack `step`, which is what that returns.
+        """
+        arguments = self._arguments(shape, cache, inputs)
+        arguments.output = output
+        return Call(self._kernel, arguments)
+
+    def step(self, shape: AttentionShape, metadata: AttentionMetadata) -> int:
+        """What calls of one kind have in common in a step: its address, while the step lasts."""
+        kind = shape.window, shape.chunk, shape.num_heads // shape.num_kv_heads
+        step = self._steps.get(kind)
+        if step is None or step.metadata is not metadata:
+            step = self._steps[kind] = self._begin(kind[2], metadata)
+        return step.address
+
+    def _arguments(
+        self, shape: AttentionShape, cache: LayerCache, inputs: Sequence[torch.Tensor]
+    ) -> _Arguments:
+        tensors = *inputs, cache.key, cache.value
+        strides = [stride for each in inputs for stride in each.stride()[:2]]
+        strides += [*cache.key.stride()[:3], *cache.value.stride()[:3]]
+        num_threads = torch.get_num_threads()
+        counts = (
+            *(shape.num_heads, shape.num_kv_heads, shape.k_dim, shape.v_dim, cache.key.shape[1]),
+            *(shape.window, shape.chunk, num_threads),
+        )
+        return _Arguments(
+            None,
+            *(each.data_ptr() for each in tensors),
+            *(None, None, self._room(num_threads)),
+            *strides,
+            *counts,
+            *(shape.scale, shape.softcap),
+        )
+
+    def _begin(self, group: int, metadata: AttentionMetadata) -> _Step:
+        most = max(1, MAX_ROWS // group)
+        tile_queries = max(1, min(most, metadata.max_query_len))
+        items = self._tiles(metadata, tile_queries)
+        arguments = _StepArguments(
+            *(getattr(metadata, name).data_ptr() for name in OF_STEP),
+            items.data_ptr(),
+            metadata.block_tables.stride(0),
+            len(items),
+            tile_queries,
+        )
+        return _Step(metadata, items, arguments, ctypes.addressof(arguments))
 
     def _room(self, num_threads: int) -> int:
-        """Address of a workspace for each thread; their stacks may be too small."""
-        wanted = num_threads * self._workspace_bytes + ALIGNMENT
-        if len(self._workspaces) < wanted:
-            self._workspaces = torch.empty(wanted, dtype=torch.uint8)
-        return -(-self._workspaces.data_ptr() // ALIGNMENT) * ALIGNMENT
+        """Address of a workspace for each thread, which stays; their stacks may be too small."""
+        room = self._workspaces.get(num_threads)
+        if room is None:
+            room = torch.empty(num_threads * self._workspace_bytes + ALIGNMENT, dtype=torch.uint8)
+            self._workspaces[num_threads] = room
+        return -(-room.data_ptr() // ALIGNMENT) * ALIGNMENT
 
     def _tiles(self, metadata: AttentionMetadata, tile_queries: int) -> torch.Tensor:
         """[I, 2] int32: sequence and first query of each tile; the same for layers of one kind."""

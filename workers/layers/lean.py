@@ -13,10 +13,12 @@ from torch import nn
 
 from workers.layers.lean_room import LeanRoom
 from workers.layers.packed import SummedProduct
-from workers.layers.paged_attention import AttentionCall, PagedAttention
+from workers.layers.paged_attention import AttentionCall, PagedAttention, PlannedCall
 from workers.native.calls import Call, Calls
 from workers.native.decoder import LANES, DecoderKernels, Gate, Norm
 from workers.native.linear import JointProduct
+
+HEADS = ("query", "key", "value")
 
 
 class UnsuitedLayerError(Exception):
@@ -66,11 +68,15 @@ class LeanLayer:
         self._attention = attention
         self._call = call
         self._room = room
-        self._version = 0  # of the room for which there are calls
+        # For which there are calls: of the room, and the cache, None in a dry run.
+        self._version = 0
+        self._cache: object = None
+        self._mask: object = None  # of a call that goes to `attend`
         self._kept: torch.Tensor | None = None  # what a module returned, while kernels read it
         names = ("normed", "middle", "added")
         room.reserve(dict.fromkeys(names, parts.hidden_size))
-        room.reserve(dict(zip(("query", "key", "value"), parts.projections.outputs, strict=True)))
+        room.reserve(dict(zip(HEADS, parts.projections.outputs, strict=True)))
+        room.reserve({"attended": call.shape.num_heads * call.shape.v_dim})
         products = [parts.projections]
         if isinstance(parts.output, SummedProduct):
             products.append(parts.output.product)
@@ -98,28 +104,21 @@ class LeanLayer:
         hidden = hidden_states.contiguous()
         num_tokens = hidden.shape[1]
         cosine, sine = self._turns(position_embeddings, num_tokens)
-        room, shape = self._room, self._call.shape
-        room.prepare(num_tokens)
-        if self._version != room.version:
-            self._place()
+        self._room.prepare(num_tokens)
+        planned = self._attention.take(self._call, hidden.dtype)
+        cache = None if planned is None else planned.cache
+        if self._version != self._room.version or self._cache is not cache:
+            self._place(planned)
+        if planned is None:
+            self._mask = attention_mask
+        else:
+            self._attend.step = planned.backend.step(planned.call.shape, planned.metadata)
         self._norm.rows = self._first_add.rows = hidden.data_ptr()
         self._turn.cosine, self._turn.sine = cosine.data_ptr(), sine.data_ptr()
         self._turn.rotary = cosine.shape[-1]
-        self._before(num_tokens)
-        attended = self._attention.attend(
-            self._call,
-            room.rows("query", num_tokens, shape.num_heads, shape.k_dim),
-            room.rows("key", num_tokens, shape.num_kv_heads, shape.k_dim),
-            room.rows("value", num_tokens, shape.num_kv_heads, shape.v_dim),
-            attention_mask,
-        ).contiguous()
-        if isinstance(self.parts.output, SummedProduct):
-            self._output.rows = attended.data_ptr()
-        else:
-            self._run(self.parts.output, attended.view(1, num_tokens, -1), self._first_add)
         made = torch.empty_like(hidden)
         self._last_add.output = made.data_ptr()
-        for calls, then in self._after:
+        for calls, then in self._program:
             calls(num_tokens)
             then(num_tokens)
         return made
@@ -147,36 +146,51 @@ class LeanLayer:
             "no cosine and sine of all tokens, in halves, of the model's dtype"
         )
 
-    def _place(self) -> None:
-        """Writes down all calls, for the room as it is now."""
+    def _place(self, planned: PlannedCall | None) -> None:
+        """Writes down all calls, for the room and the cache as they are now."""
         room, parts, shape, kernels = self._room, self.parts, self._call.shape, self._kernels
-        at, width, dim = room.address, parts.hidden_size, self._call.shape.k_dim
+        at, width = room.address, parts.hidden_size
+        program = _Program()
         norm = kernels.norm(at("normed"), 0, parts.input_norm, width=width)
-        projected = self._product(parts.projections, "normed", "query", "key", "value")
         heads = [(at("query"), shape.num_heads), (at("key"), shape.num_kv_heads)]
-        turn = kernels.norm_and_rotate(heads, parts.head_norms, dim=dim)
+        turn = kernels.norm_and_rotate(heads, parts.head_norms, dim=shape.k_dim)
         self._norm, self._turn = norm.arguments, turn.arguments
-        self._before = Calls([norm, projected, turn])
-
-        program: list[tuple[list[Call], Callable[[int], None]]] = []
-        calls: list[Call] = []
+        program.add(norm, self._product(parts.projections, "normed", *HEADS), turn)
+        if planned is None:
+            program.then(self._run_attention)
+        else:
+            attend = planned.backend.call(shape, planned.cache, self._heads(1), at("attended"))
+            self._attend = attend.arguments
+            program.add(attend)
         if isinstance(parts.output, SummedProduct):
-            output = self._product(parts.output.product, "normed", "added")
+            output = self._product(parts.output.product, "attended", "added")
             self._output = output.arguments
-            calls = self._summed(program, [output], parts.output)
+            self._add_summed(program, output, parts.output)
+        else:
+            program.then(self._run_output)
         first = kernels.norm(at("middle"), 0, parts.attended_norm, width=width, added=at("added"))
         self._first_add = first.arguments
-        calls += [first, kernels.norm(at("normed"), at("middle"), parts.mlp_norm, width=width)]
+        program.add(first, kernels.norm(at("normed"), at("middle"), parts.mlp_norm, width=width))
         if isinstance(parts.mlp, GatedMLP):
-            calls = self._summed(program, calls + self._gated(parts.mlp), parts.mlp.down)
+            program.add(*self._gated(parts.mlp))
+            down = self._product(parts.mlp.down.product, "gated", "added")
+            self._add_summed(program, down, parts.mlp.down)
         else:
-            program.append((calls, self._run_mlp))
-            calls = []
+            program.then(self._run_mlp)
         last = kernels.norm(0, at("middle"), parts.added_norm, width=width, added=at("added"))
         self._last_add = last.arguments
-        program.append(([*calls, last], _nothing))
-        self._after = [(Calls(each), then) for each, then in program]
-        self._version = room.version
+        program.add(last)
+        self._program = program.parts()
+        self._version, self._cache = room.version, None if planned is None else planned.cache
+
+    def _heads(self, num_tokens: int) -> list[torch.Tensor]:
+        """Queries, keys and values [T, heads, dim] in the room."""
+        shape, rows = self._call.shape, self._room.rows
+        return [
+            rows("query", num_tokens, shape.num_heads, shape.k_dim),
+            rows("key", num_tokens, shape.num_kv_heads, shape.k_dim),
+            rows("value", num_tokens, shape.num_kv_heads, shape.v_dim),
+        ]
 
     def _product(self, product: JointProduct, rows: str, *outputs: str) -> Call:
         at = self._room.address
@@ -187,39 +201,43 @@ class LeanLayer:
         return [
             self._product(mlp.gate_and_up, "normed", "gate", "up"),
             self._kernels.gate(mlp.function, at("gated"), at("gate"), at("up"), width=width),
-            self._product(mlp.down.product, "gated", "added"),
         ]
 
-    def _summed(
-        self,
-        program: list[tuple[list[Call], Callable[[int], None]]],
-        calls: list[Call],
-        last: SummedProduct,
-    ) -> list[Call]:
-        """Where there are several ranks, `added`, which calls make, is summed after them.
+    def _add_summed(self, program: "_Program", call: Call, summed: SummedProduct) -> None:
+        """A call that makes `added`, and where there are several ranks their sum."""
+        program.add(call)
+        parallel = summed.parallel
+        if parallel is not None:
+            width = self.parts.hidden_size
+            program.then(
+                lambda num_tokens: _forget(
+                    parallel.all_reduce(self._room.rows("added", num_tokens, 1, width))
+                )
+            )
 
-        Returns those that the next ones follow.
-        """
-        parallel = last.parallel
-        if parallel is None:
-            return calls
+    def _run_attention(self, num_tokens: int) -> None:
+        """By a backend that is no kernel of ours, or by a dry run."""
+        query, key, value = self._heads(num_tokens)
+        attended = self._attention.attend(self._call, query, key, value, self._mask)
+        self._room.rows("attended", *attended.shape).copy_(attended)
 
-        def reduce(num_tokens: int) -> None:
-            parallel.all_reduce(self._room.rows("added", num_tokens, 1, self.parts.hidden_size))
-
-        program.append((calls, reduce))
-        return []
+    def _run_output(self, num_tokens: int) -> None:
+        assert isinstance(self.parts.output, nn.Module)
+        shape = self._call.shape
+        attended = self._room.rows("attended", num_tokens, shape.num_heads, shape.v_dim)
+        self._run(self.parts.output, attended.view(1, num_tokens, -1), self._first_add)
 
     def _run_mlp(self, num_tokens: int) -> None:
         assert isinstance(self.parts.mlp, nn.Module)
-        width = self.parts.hidden_size
-        # A copy: a module may change or keep what it gets.
-        normed = self._room.rows("normed", num_tokens, 1, width).view(1, num_tokens, width).clone()
-        self._run(self.parts.mlp, normed, self._last_add)
+        normed = self._room.rows("normed", num_tokens, 1, self.parts.hidden_size)
+        self._run(self.parts.mlp, normed.view(1, num_tokens, -1), self._last_add)
 
     def _run(self, module: nn.Module, inputs: torch.Tensor, add: Any) -> None:
-        """What the module returns is added by the call that is told `add`."""
-        match module(inputs):
+        """What the module returns is added by the call that is told `add`.
+
+        It gets a copy, which it may keep, or change.
+        """
+        match module(inputs.clone()):
             case torch.Tensor() as added:
                 expected = (*inputs.shape[:2], self.parts.hidden_size)
                 if added.shape == expected and added.dtype == inputs.dtype:
@@ -229,5 +247,25 @@ class LeanLayer:
         raise UnsuitedLayerError("what is added has another shape or dtype")
 
 
-def _nothing(_: int) -> None:
+class _Program:
+    """Calls in a row, and what Python does between some of them."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Calls, Callable[[int], None]]] = []
+        self._calls: list[Call] = []
+
+    def add(self, *calls: Call) -> None:
+        self._calls += calls
+
+    def then(self, function: Callable[[int], None]) -> None:
+        """Gets the number of tokens."""
+        self._parts.append((Calls(self._calls), function))
+        self._calls = []
+
+    def parts(self) -> list[tuple[Calls, Callable[[int], None]]]:
+        self.then(_forget)
+        return self._parts
+
+
+def _forget(_: object) -> None:
     """Follows the last calls."""

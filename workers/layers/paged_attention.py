@@ -15,6 +15,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from workers.attention.base import AttentionBackend, AttentionMetadata, AttentionShape
+from workers.attention.native import NativeAttention
 from workers.errors import ModelError
 from workers.kv_cache import LayerCache
 from workers.layers.mask_rule import MaskFunction, MaskRule, Reach, find_reach
@@ -81,6 +82,16 @@ class AttentionCall:
     shape: AttentionShape
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """A call of a step, on its layer's cache, by our kernel."""
+
+    call: AttentionCall
+    cache: LayerCache
+    metadata: AttentionMetadata
+    backend: NativeAttention
+
+
 class AttentionPass(Protocol):
     """One forward pass's attention calls."""
 
@@ -93,6 +104,12 @@ class AttentionPass(Protocol):
         others: Mapping[str, object],
     ) -> torch.Tensor:
         """Returns [T, Hq, V], the heads that this rank keeps."""
+        ...
+
+    def take(
+        self, module: nn.Module, settings: Settings, dtype: torch.dtype
+    ) -> "PlannedCall | None":
+        """Instead of `attend`, for a caller that runs the kernel itself; None: it can't."""
         ...
 
 
@@ -137,6 +154,11 @@ class PagedAttention:
             query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), None
         )
         return self._pass.attend(call.module, inputs, mask, call.settings, {})
+
+    def take(self, call: "AttentionCall", dtype: torch.dtype) -> "PlannedCall | None":
+        """What is needed to make a known call in a step; None where it is to go to `attend`."""
+        assert self._pass is not None, "forward passes run in `running`"
+        return self._pass.take(call.module, call.settings, dtype)
 
     def __call__(
         self,
@@ -215,6 +237,9 @@ class ProbePass:
         shared_by = len(own.query) // len(own.value)
         return own.value.repeat_interleave(shared_by, dim=0).transpose(0, 1).contiguous()
 
+    def take(self, module: nn.Module, settings: Settings, dtype: torch.dtype) -> None:
+        """A dry run looks at what comes."""
+
     def _reach(
         self, kind: str, mask: MaskRule, sliding_window: int | None, device: torch.device
     ) -> Reach:
@@ -244,6 +269,7 @@ class StepPass:
         """`caches` and `metadata` have one entry per call."""
         self._calls = iter(zip(calls, caches, metadata, strict=True))
         self._backend = backend
+        self._cache_dtype = caches[0].key.dtype if caches else None
 
     def attend(
         self,
@@ -254,14 +280,7 @@ class StepPass:
         others: Mapping[str, object],
     ) -> torch.Tensor:
         """Raises ModelError: this isn't the call that came here in the dry run."""
-        call, cache, metadata = next(self._calls, (None, None, None))
-        if call is None or cache is None or metadata is None:
-            raise ModelError("the forward pass calls attention more often than at load")
-        if call.module is not module or call.settings != settings:
-            raise ModelError(
-                f"the forward pass calls attention of {type(module).__name__} in another order "
-                "or with other settings than at load"
-            )
+        call, cache, metadata = self._next(module, settings)
         own = inputs.cut(call.heads)
         return self._backend.attend(
             own.query.transpose(0, 1),
@@ -275,6 +294,28 @@ class StepPass:
             softcap=call.shape.softcap,
             sinks=own.sinks,
         )
+
+    def take(self, module: nn.Module, settings: Settings, dtype: torch.dtype) -> PlannedCall | None:
+        """Raises ModelError, as `attend`."""
+        if not isinstance(self._backend, NativeAttention) or dtype != self._cache_dtype:
+            return None
+        return PlannedCall(*self._next(module, settings), self._backend)
+
+    def _next(
+        self, module: nn.Module, settings: Settings
+    ) -> tuple[AttentionCall, LayerCache, AttentionMetadata]:
+        planned = next(self._calls, None)
+        if planned is None:
+            raise ModelError("the forward pass calls attention more often than at load")
+        call = planned[0]
+        if call.module is not module or (
+            call.settings is not settings and call.settings != settings
+        ):
+            raise ModelError(
+                f"the forward pass calls attention of {type(module).__name__} in another order "
+                "or with other settings than at load"
+            )
+        return planned
 
     def finish(self) -> None:
         """Raises ModelError: calls are missing."""

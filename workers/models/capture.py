@@ -130,6 +130,9 @@ class ShapePass:
         shape = next(self._calls).shape
         return inputs.value.new_zeros(inputs.query.shape[1], shape.num_heads, shape.v_dim)
 
+    def take(self, module: torch.nn.Module, settings: Settings, dtype: torch.dtype) -> None:
+        """There is no cache."""
+
 
 @torch.inference_mode()
 def why_not_capturable(model: Model) -> str | None:

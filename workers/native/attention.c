@@ -23,21 +23,26 @@
 #define FEW 64       /* tokens; to write fewer isn't worth sharing */
 #define LINE (64 / (int)sizeof(number))
 
-/* Mirrored by workers/attention/native.py. Strides count numbers. */
+/* Mirrored by workers/attention/native.py, as are the arguments. Of a step, for layers of a kind. */
 typedef struct {
-    const number *query, *key, *value;
-    number *key_cache, *value_cache, *output;
-    const float *sinks;
     const int32_t *seq_lens, *query_starts, *block_tables, *first_blocks;
     const int64_t *slot_blocks, *slot_offsets;
     const int32_t *items; /* [num_items, 2]: sequence, first query of the tile */
+    int64_t table_stride;
+    int32_t num_items, tile_queries;
+} step;
+
+/* Strides count numbers. */
+typedef struct {
+    const step *step;
+    const number *query, *key, *value;
+    number *key_cache, *value_cache, *output;
+    const float *sinks;
+    void *workspaces; /* one for each thread, from a multiple of 64 bytes on */
     int64_t query_token, query_head, key_token, key_head, value_token, value_head;
     int64_t key_block, key_slot, key_cache_head, value_block, value_slot, value_cache_head;
-    int64_t table_stride;
-    int32_t num_heads, num_kv_heads, k_dim, v_dim, block_size;
-    int32_t num_items, tile_queries, window, chunk, num_threads;
+    int32_t num_heads, num_kv_heads, k_dim, v_dim, block_size, window, chunk, num_threads;
     float scale, softcap;
-    void *workspaces; /* one for each thread, from a multiple of 64 bytes on */
 } arguments;
 
 /* A thread's room for one tile. */
@@ -62,7 +67,7 @@ static void find_group(
     const arguments *a, group_places *places, int32_t sequence, int head, int32_t start, int count
 ) {
     const int32_t *table =
-        a->block_tables + sequence * a->table_stride - a->first_blocks[sequence];
+        a->step->block_tables + sequence * a->step->table_stride - a->step->first_blocks[sequence];
     int32_t place = start / a->block_size;
     int64_t block = table[place], slot = start - place * a->block_size;
     for (int k = 0; k < KEYS; k++) {
@@ -257,7 +262,7 @@ static void attend_tile(const arguments *a, workspace *w, const tile *t) {
     int32_t end = t->position + t->num_queries;
     /* Groups begin at multiples of their size, so that a query's bits don't depend on the tile. */
     int32_t begin = first_seen(a, t->position) / KEYS * KEYS;
-    int32_t held = a->first_blocks[t->sequence] * a->block_size;
+    int32_t held = a->step->first_blocks[t->sequence] * a->block_size;
     if (begin < held) begin = held;
     group_places places[2]; /* of this group and the next */
     for (int32_t key = begin, i = 0; key < end; key += KEYS, i ^= 1) {
@@ -276,21 +281,21 @@ static void attend_tile(const arguments *a, workspace *w, const tile *t) {
 static tile make_tile(const arguments *a, const int32_t *item, int head) {
     tile t = {
         .sequence = item[0],
-        .start = a->query_starts[item[0]] + item[1],
-        .position = a->seq_lens[item[0]] + item[1],
+        .start = a->step->query_starts[item[0]] + item[1],
+        .position = a->step->seq_lens[item[0]] + item[1],
         .head = head,
         .num_heads = 1,
         .group = a->num_heads / a->num_kv_heads,
     };
-    t.num_queries = a->query_starts[item[0] + 1] - t.start;
-    if (t.num_queries > a->tile_queries) t.num_queries = a->tile_queries;
+    t.num_queries = a->step->query_starts[item[0] + 1] - t.start;
+    if (t.num_queries > a->step->tile_queries) t.num_queries = a->step->tile_queries;
     return t;
 }
 
 /* A token's K and V, to their slot. */
 static void write_token(const void *given, int64_t t, int thread) {
     const arguments *a = given;
-    int64_t block = a->slot_blocks[t], offset = a->slot_offsets[t];
+    int64_t block = a->step->slot_blocks[t], offset = a->step->slot_offsets[t];
     number *key = a->key_cache + block * a->key_block + offset * a->key_slot;
     number *value = a->value_cache + block * a->value_block + offset * a->value_slot;
     for (int h = 0; h < a->num_kv_heads; h++) {
@@ -309,13 +314,13 @@ static void write_token(const void *given, int64_t t, int thread) {
 /* Where threads have enough to do, small tiles take all heads at once: a token's keys lie side by
  * side. */
 static int takes_all_heads(const arguments *a, const tile *t) {
-    return a->num_items >= ITEMS * a->num_threads && t->num_queries * a->num_heads <= MAX_TILE;
+    return a->step->num_items >= ITEMS * a->num_threads && t->num_queries * a->num_heads <= MAX_TILE;
 }
 
 static void attend_item(const void *given, int64_t item, int thread) {
     const arguments *a = given;
     workspace *w = (workspace *)a->workspaces + thread;
-    tile t = make_tile(a, a->items + item / a->num_kv_heads * 2, item % a->num_kv_heads);
+    tile t = make_tile(a, a->step->items + item / a->num_kv_heads * 2, item % a->num_kv_heads);
     if (takes_all_heads(a, &t)) {
         if (t.head) return;
         t.num_heads = a->num_kv_heads;
@@ -327,10 +332,12 @@ static void attend_item(const void *given, int64_t item, int thread) {
 void attend(const void *given, int64_t num_tokens) {
     const arguments *a = given;
     lockstep_run_items(write_token, a, num_tokens, num_tokens > FEW ? a->num_threads : 1);
-    lockstep_run_items(attend_item, a, (int64_t)a->num_items * a->num_kv_heads, a->num_threads);
+    lockstep_run_items(attend_item, a, (int64_t)a->step->num_items * a->num_kv_heads, a->num_threads);
 }
 
 /* What the caller must know. */
 int64_t workspace_bytes(void) { return sizeof(workspace); }
 
 int64_t arguments_bytes(void) { return sizeof(arguments); }
+
+int64_t step_bytes(void) { return sizeof(step); }
