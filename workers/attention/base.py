@@ -1,9 +1,11 @@
 """What attention backends take, and the step's metadata that they share."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from workers.batch import Batch, BlockTables
 from workers.kv_cache import LayerCache
@@ -12,6 +14,7 @@ from workers.staging import Staging
 # On a device rows of block tables are as long: Triton compiles a kernel for strides that are
 # multiples of it, and another for those that aren't.
 TABLE_MULTIPLE = 16
+IntArray = NDArray[np.integer[Any]]
 
 
 class UnsuitedError(Exception):
@@ -107,34 +110,38 @@ class AttentionBackend(Protocol):
 
 
 def build_inputs(batch: Batch, *, block_size: int, staging: Staging) -> StepInputs:
-    """Goes to the device in one copy, whatever the number of sequences and groups."""
-    query_lens = batch.query_lens
-    starts = torch.zeros(len(query_lens) + 1, dtype=torch.int32)
-    starts[1:] = query_lens.cumsum(0)
-    sequence = torch.repeat_interleave(query_lens)  # [T]
-    places = batch.positions // block_size
+    """Goes to the device in one copy, whatever the number of sequences and groups.
+
+    Computed by numpy: torch's small operations cost more, and each lets other threads have the
+    interpreter.
+    """
+    seq_lens, query_lens = batch.seq_lens.numpy(), batch.query_lens.numpy()
+    starts = np.zeros(len(query_lens) + 1, np.int32)
+    np.cumsum(query_lens, out=starts[1:])
+    sequence = np.repeat(np.arange(len(query_lens)), query_lens)  # [T]
+    places, offsets = np.divmod(batch.positions.numpy(), np.int32(block_size))
     host = [
         batch.input_ids,
         batch.positions,
         torch.cat((batch.sample_index, batch.score_index)),
         batch.seq_lens,
-        query_lens,
-        starts,
-        batch.positions % block_size,
+        batch.query_lens,
+        torch.from_numpy(starts),
+        torch.from_numpy(offsets),
     ]
     for tables in batch.block_tables:
         block_ids = tables.block_ids
         if staging.is_device:
             block_ids = widen(block_ids)
         host += [block_ids, tables.first_blocks, _slot_blocks(tables, sequence, places)]
-    input_ids, positions, wanted, seq_lens, fed, query_starts, offsets, *rest = staging.move(host)
-    slot_offsets = offsets.to(torch.int64)
-    host_lens = torch.stack((batch.seq_lens, query_lens), dim=1)
-    max_query_len = int(query_lens.max()) if len(query_lens) else 0
-    max_total_len = int(host_lens.sum(dim=1).max()) if len(query_lens) else 0
+    input_ids, positions, wanted, lens, fed, query_starts, slots, *rest = staging.move(host)
+    slot_offsets = slots.to(torch.int64)
+    host_lens = torch.from_numpy(np.stack((seq_lens, query_lens), axis=1))
+    max_query_len = int(query_lens.max(initial=0))
+    max_total_len = int((seq_lens + query_lens).max(initial=0))
     groups = tuple(
         AttentionMetadata(
-            seq_lens=seq_lens,
+            seq_lens=lens,
             query_lens=fed,
             query_starts=query_starts,
             block_tables=block_ids,
@@ -155,6 +162,7 @@ def widen(block_ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(block_ids, (0, -block_ids.shape[1] % TABLE_MULTIPLE))
 
 
-def _slot_blocks(tables: BlockTables, sequence: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def _slot_blocks(tables: BlockTables, sequence: IntArray, places: IntArray) -> torch.Tensor:
     """[T] int32; `places` are those of the tokens' blocks in their sequences."""
-    return tables.block_ids[sequence, places - tables.first_blocks[sequence]]
+    columns = places - tables.first_blocks.numpy()[sequence]
+    return torch.from_numpy(tables.block_ids.numpy()[sequence, columns])

@@ -196,6 +196,11 @@ class Sampler:
         columns: SamplingColumns,
     ) -> None:
         """Sets token_ids [R] of the group's rows `here` [n], by the best logits [R] of all."""
+        if not bool(columns.temperature[group.numbers[here]].any()):
+            numbers, index = group.numbers[here], group.index[here]
+            device = token_ids.device
+            token_ids[upload(numbers, device)] = draw_greedy(group.rows, upload(index, device))
+            return
         rules = find_rules(columns, group.numbers[here], group.rows.vocab_size)
         counts = rules.bincount(minlength=len(Rule)).tolist()
         if group.rows.is_on_host and counts[Rule.ONCE] and counts[Rule.NARROWING]:
@@ -206,10 +211,6 @@ class Sampler:
         if max(counts) < len(here):
             here = here[rules.argsort(stable=True)]  # rows of a rule one after the other
         numbers = upload(group.numbers[here], token_ids.device)
-        if counts[Rule.GREEDY] == len(here):
-            index = upload(group.index[here], token_ids.device)
-            token_ids[numbers] = draw_greedy(group.rows, index)
-            return
         draws = make_draws(group, here, best[numbers], positions, columns)
         start = 0
         for rule, count in zip(Rule, counts, strict=True):
@@ -222,6 +223,8 @@ class Sampler:
 
 def find_faults(raw_best: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """[R] uint8 from the best logits [R] of the rows as they came and as they are to be drawn."""
+    if best.device.type == "cpu" and bool((raw_best.isfinite() & best.isfinite()).all()):
+        return torch.zeros(len(best), dtype=torch.uint8)
     unfit = torch.where(best == NEVER, Fault.EMPTY_SUPPORT, Fault.INVALID_LOGITS)
     faults = unfit.masked_fill_(best.isfinite(), Fault.NONE)
     return faults.masked_fill_(~raw_best.isfinite(), Fault.INVALID_LOGITS).to(torch.uint8)
