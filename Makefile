@@ -27,7 +27,7 @@ help:
 	@echo "setup       make $(VENV) and install everything"
 	@echo "demo        serve the embedded model on two ranks and stream four prompts"
 	@echo "check       lint, format, types, import contracts, generated code"
-	@echo "test        unit, wire, a sample of cpu, one end-to-end over Ray"
+	@echo "test        unit, wire, samples of cpu and cluster, one end-to-end over Ray; as CI"
 	@echo "check-full  all tests that need no GPU"
 	@echo "bench-guard fails where the engine has become slower beside its own matrix products"
 	@echo "gpu-check   on a machine with a GPU: what it computes, and how fast; PYTHON=... MODEL=folder"

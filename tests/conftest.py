@@ -15,14 +15,18 @@ os.environ.setdefault(
 
 # A busy machine draws and runs examples slowly: that is no fault.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("untimed"), max_examples=30)
 settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Triton's kernels are interpreted, but for tests that are asked for by the folder gpu.
+    """Fewer drawn examples where `full` is left out; triton's kernels are interpreted.
 
-    It looks at the variable when it is first imported, which transformers does.
+    Not so for tests that are asked for by the folder gpu. Triton looks at the variable when it is
+    first imported, which transformers does.
     """
+    if "not full" in config.option.markexpr:
+        settings.load_profile("quick")
     if not any("gpu" in Path(argument).parts for argument in config.args):
         os.environ.setdefault("TRITON_INTERPRET", "1")
 

@@ -86,6 +86,9 @@ def test_memory_is_bounded_at_any_file_size(tmp_path: Path) -> None:
         assert growth_kib < MAX_GROWTH_KIB
 
 
+NUM_LINES_OF_A_MODEL = 120
+
+
 def lockstep_batch(model: Path, folder: Path) -> Sequence[str]:
     options = ["--model", str(model), "--launcher", "local", "--kv-memory", "8MiB", "--quiet"]
     files = [str(folder / "input.jsonl"), str(folder / "output.jsonl")]
@@ -95,8 +98,9 @@ def lockstep_batch(model: Path, folder: Path) -> Sequence[str]:
 def test_a_killed_batch_is_completed_by_the_same_command(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True, "temperature": 0}
-    lines = [line(f"id-{number}", body=body) for number in range(200)]
+    lines = [line(f"id-{number}", body=body) for number in range(NUM_LINES_OF_A_MODEL)]
     lines[5] = "no JSON"
+    num_right = len(lines) - 1
     write(tmp_path / "input.jsonl", lines)
     output = tmp_path / "output.jsonl"
     write(output, [])
@@ -107,18 +111,19 @@ def test_a_killed_batch_is_completed_by_the_same_command(tmp_path: Path) -> None
                 process.wait(0.01)
         process.kill()
     num_before = len(output.read_bytes().splitlines())
-    assert 0 < num_before < 199
+    assert 0 < num_before < num_right
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
-    assert f"{199 - num_before} answered" in done.stderr
+    assert f"{num_right - num_before} answered" in done.stderr
     answers = read(output)
-    assert len(answers) == len({each["custom_id"] for each in answers}) == 199
+    assert len(answers) == len({each["custom_id"] for each in answers}) == num_right
     assert {each["response"]["body"]["usage"]["completion_tokens"] for each in answers} == {40}
     (error,) = read(tmp_path / "output.errors.jsonl")
     assert error["line"] == 6
     assert json.loads(lines[0])["custom_id"] in {each["custom_id"] for each in answers}
 
 
+@pytest.mark.full
 def test_a_signal_ends_it_and_the_rest_can_be_done(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "model")
     body = {"prompt": [1, 2, 3], "max_tokens": 40, "ignore_eos": True}

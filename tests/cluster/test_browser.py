@@ -132,6 +132,7 @@ def test_page_shows_live_numbers_and_streams_text(served, tab: Watched, tmp_path
     assert f"{address}/v1/completions" in tab.asked
 
 
+@pytest.mark.full
 def test_a_chat_streams_as_text_does(served, tab: Watched):
     address, executor = served
     executor.permit(NUM_TOKENS)
@@ -145,6 +146,7 @@ def test_a_chat_streams_as_text_does(served, tab: Watched):
     assert tab.errors == []
 
 
+@pytest.mark.full
 def test_stop_ends_a_stream_and_the_page_goes_on(served, tab: Watched):
     _, executor = served
     tab.connect(API_KEY)

@@ -39,6 +39,7 @@ def check(result: Result, num_faults: int) -> None:
     assert result.num_preemptions > 0  # the pool was small enough for these too
 
 
+@pytest.mark.full
 def test_a_kill_under_load_loses_nothing() -> None:
     result = survive(1, kinds=["kill"], num_asks=14)
     check(result, 1)

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import grpc
 import pytest
@@ -12,11 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from protos import common_pb2, inference_pb2
 from tests.builders import demo_model_folder
 from tests.cluster.stack import Server, collect, request, serving
+from tests.quick import quick
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 BUDGET = 64
 PROMPT_LENGTHS = (3, 11, 40, 64, 65, 150, 333, 600)
+FEW_LENGTHS = (11, 65)
 
 
 @pytest.fixture(scope="module")
@@ -34,32 +36,43 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def prompts() -> list[list[int]]:
+def draw_prompts(lengths: Sequence[int]) -> list[list[int]]:
     draw = random.Random(1)
-    return [[2, *(draw.randrange(1000, 200_000) for _ in range(n - 1))] for n in PROMPT_LENGTHS]
+    return [[2, *(draw.randrange(1000, 200_000) for _ in range(n - 1))] for n in lengths]
 
 
-def test_tokens_are_those_of_transformers(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("lengths", "num_tokens"),
+    quick([(FEW_LENGTHS, 10), (PROMPT_LENGTHS, 48)], (FEW_LENGTHS, 10)),
+    ids=["few", "many"],
+)
+def test_tokens_are_those_of_transformers(
+    server: Server, lengths: Sequence[int], num_tokens: int
+) -> None:
     """Greedy, fp32, submitted together: prompts are chunked and batches mixed."""
+    prompts = draw_prompts(lengths)
     stub = server.stub()
+    before = stats_of(server)
     streams = [
-        stub.Generate(request(prompt, temperature=0, max_tokens=48), metadata=server.key)
-        for prompt in prompts()
+        stub.Generate(request(prompt, temperature=0, max_tokens=num_tokens), metadata=server.key)
+        for prompt in prompts
     ]
     answers = [collect(stream) for stream in streams]
 
     model = AutoModelForCausalLM.from_pretrained(demo_model_folder(), dtype=torch.float32)
-    for prompt, answer in zip(prompts(), answers, strict=True):
+    for prompt, answer in zip(prompts, answers, strict=True):
         ids = torch.tensor([prompt])
         output = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=48
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=num_tokens
         )
         assert answer.token_ids == output[0, len(prompt) :].tolist(), f"prompt of {len(prompt)}"
 
-    stats = stub.GetStats(inference_pb2.GetStatsRequest(), metadata=server.key).engines[0].stats
-    assert stats.num_scheduled_sequences > stats.num_steps, "nothing was batched"
+    stats = stats_of(server)
+    num_steps = stats.num_steps - before.num_steps
+    num_sequences = stats.num_scheduled_sequences - before.num_scheduled_sequences
+    assert num_sequences > num_steps, "nothing was batched"
     assert stats.num_scheduled_tokens <= BUDGET * stats.num_steps
-    assert stats.num_steps >= sum(PROMPT_LENGTHS) / BUDGET
+    assert num_steps >= sum(lengths) / BUDGET
 
 
 def test_text_is_what_the_tokenizer_makes_of_the_tokens(server: Server) -> None:
@@ -101,7 +114,7 @@ BAD_REQUESTS = [
 
 def test_bad_requests_are_refused_and_harm_nobody(server: Server) -> None:
     stub = server.stub()
-    good = request("A good request goes on", temperature=0, max_tokens=40)
+    good = request("A good request goes on", temperature=0, max_tokens=24)
     alone = collect(stub.Generate(good, metadata=server.key))
     beside = stub.Generate(good, metadata=server.key)
     for bad, named in BAD_REQUESTS:

@@ -35,6 +35,7 @@ def test_latency(tmp_path: Path) -> None:
     assert metrics["start_s_warm_local"] > 0
 
 
+@pytest.mark.full
 def test_the_guard_measures_the_engine_beside_its_products(tmp_path: Path) -> None:
     assert smoke(tmp_path, "guard")["speed_4x16+8"] > 0
 

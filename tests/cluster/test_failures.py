@@ -14,12 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from runtime.frontend.grpc_service import SERVICE
 from tests.cluster.stack import END_S, Answer, Server, collect, request
+from tests.quick import quick
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
-NUM_STREAMS = 6
-NUM_TOKENS = 300
+NUM_STREAMS = 4
+NUM_TOKENS = 100
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +94,14 @@ def disturbed(server: Server, number: signal.Signals) -> list[Answer]:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.full)],
+    quick([signal.SIGKILL, signal.SIGSTOP], signal.SIGKILL),
     ids=["killed", "stopped"],
 )
 def test_requests_outlive_a_rank(server: Server, number: signal.Signals) -> None:
     expected = undisturbed(server)
     assert disturbed(server, number) == expected
     assert len(ranks(server)) == 2
-    assert server.stop() == 0
+    assert server.stop(signal.SIGINT) == 0
     assert server.survivors() == []
 
 
@@ -113,6 +114,7 @@ def test_a_rank_that_stops_while_idle_is_noticed(server: Server) -> None:
     assert len(collect(ask(server, 1)).token_ids) == NUM_TOKENS
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("server", [["--max-restarts=0"]], indirect=True)
 def test_without_restarts_a_death_is_told_and_ends_the_server(server: Server) -> None:
     streams = [ask(server, seed, 8000) for seed in range(NUM_STREAMS)]
@@ -131,6 +133,7 @@ def test_without_restarts_a_death_is_told_and_ends_the_server(server: Server) ->
     assert server.survivors() == []
 
 
+@pytest.mark.full
 def test_nothing_outlives_a_driver_that_is_killed(server: Server) -> None:
     server.process.kill()
     assert server.survivors() == []

@@ -9,6 +9,7 @@ from runtime.errors import ConfigError
 from runtime.llm import LLM
 from runtime.sampling_params import SamplingParams
 from tests.families import PADDED, SIZES, VOCABULARY
+from tests.quick import full
 from tests.tiny_models import expect, save_random
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -38,11 +39,13 @@ def no_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "config",
     [
         Glm4MoeConfig(**SIZES, **EXPERTS),
-        Gemma3Config(
-            text_config={"head_dim": 16, "sliding_window": 6, **PADDED},
-            vision_config=VISION,
-            image_token_index=VOCABULARY,
-            mm_tokens_per_image=4,
+        full(
+            Gemma3Config(
+                text_config={"head_dim": 16, "sliding_window": 6, **PADDED},
+                vision_config=VISION,
+                image_token_index=VOCABULARY,
+                mm_tokens_per_image=4,
+            )
         ),
     ],
     ids=["experts", "text-part"],
@@ -59,6 +62,7 @@ def test_one_that_passes_is_served_on_two_ranks(tmp_path: Path, config: object) 
     assert len(list((tmp_path / "cache/lockstep/verdicts").iterdir())) == 1
 
 
+@pytest.mark.full
 def test_one_that_fails_is_refused_before_any_worker_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

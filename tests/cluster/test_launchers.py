@@ -15,6 +15,7 @@ import pytest
 from runtime.cluster.epochs import Epochs
 from runtime.config import EngineConfig
 from runtime.errors import ConfigError, WorkerError
+from tests.quick import full, quick
 from tests.rank_groups import MARK, START_S, marked, ranks, ready_executor, small_plan, started
 from tests.steps import execute
 from tests.tiny_models import save_tiny_model
@@ -42,7 +43,7 @@ def forks() -> list[str]:
 
 
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("launcher", ["local", "ray"])
+@pytest.mark.parametrize("launcher", quick(["local", "ray"], "local"))
 def test_two_ranks_load_and_step_and_leave_nothing(
     launcher: str, model: str, temporary_folder: Path, forks: list[str]
 ) -> None:
@@ -69,7 +70,7 @@ def test_two_ranks_load_and_step_and_leave_nothing(
 
 
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("launcher", ["local", "ray"])
+@pytest.mark.parametrize("launcher", quick(["local", "ray"], "local"))
 def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
     heard = threading.Event()
     errors: list[WorkerError] = []
@@ -87,6 +88,7 @@ def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
     assert "is gone" in str(errors[0])
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_process_left")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_while_it_loads_is_told_for_what_its_peer_misses(
@@ -105,8 +107,9 @@ def test_a_rank_that_dies_while_it_loads_is_told_for_what_its_peer_misses(
         ready_executor(group)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
+@pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_a_folder_that_is_no_model_is_refused_in_the_workers_words(
     launcher: str, tmp_path: Path
 ) -> None:
@@ -125,6 +128,7 @@ def test_workers_that_take_too_long_are_ended(model: str) -> None:
         epochs.start(lambda loaded, total: None)
 
 
+@pytest.mark.full
 def test_a_worker_whose_stdin_ends_ends() -> None:
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "workers.server"],
@@ -161,12 +165,12 @@ with Epochs(config, sys.argv[1]) as epochs:
     ("launcher", "moment", "number"),
     [
         ("local", "starting", signal.SIGINT),
-        ("local", "loading", signal.SIGINT),
-        ("local", "started", signal.SIGINT),
+        full(("local", "loading", signal.SIGINT)),
+        full(("local", "started", signal.SIGINT)),
         ("local", "started", signal.SIGKILL),
-        pytest.param("ray", "starting", signal.SIGINT, marks=pytest.mark.full),
-        pytest.param("ray", "loading", signal.SIGINT, marks=pytest.mark.full),
-        ("ray", "started", signal.SIGKILL),
+        full(("ray", "starting", signal.SIGINT)),
+        full(("ray", "loading", signal.SIGINT)),
+        full(("ray", "started", signal.SIGKILL)),
     ],
 )
 def test_nothing_outlives_the_driver(

@@ -14,6 +14,7 @@ from runtime.llm import LLM
 from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams
 from tests.families import VOCABULARY
+from tests.quick import quick
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -108,8 +109,8 @@ def test_what_is_no_request_is_refused_and_the_engine_lives(
     llm.generate([[1]], GREEDY, progress=False)
 
 
-@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
-@pytest.mark.parametrize("end", ["", "raise ZeroDivisionError"])
+@pytest.mark.parametrize("launcher", quick(["local", "ray"], "local"))
+@pytest.mark.parametrize("end", quick(["", "raise ZeroDivisionError"], ""))
 def test_a_program_that_forgets_to_close_ends_all_the_same(
     tmp_path: Path, launcher: str, end: str
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_second_ray_of_our_own_is_refused(tmp_path: Path) -> None:
         first.generate([[1]], GREEDY, progress=False)
 
 
+@pytest.mark.full
 def test_a_closed_llm_says_so(tmp_path_factory: pytest.TempPathFactory) -> None:
     before = set(psutil.Process().children(recursive=True))
     llm = LLM(str(save_tiny_model(tmp_path_factory.mktemp("llama"))), progress=False)

@@ -55,6 +55,7 @@ def test_hosts_reach_each_other_but_for_a_cut() -> None:
         assert probe(hosts.addresses[2], []) == "reached"
 
 
+@pytest.mark.full
 def test_a_second_network_leads_to_no_other_host() -> None:
     with network(2, is_split=True) as hosts:
         assert probe("203.0.113.2", hosts.command(0, [])) == "not reached"
@@ -71,6 +72,7 @@ except ConnectionRefusedError:
 """
 
 
+@pytest.mark.full
 def test_a_round_trip_between_hosts_takes_as_long_as_is_asked() -> None:
     with network(2, delay_s=0.1) as hosts:
         command = hosts.command(0, [sys.executable, "-I", "-c", TIMED, hosts.addresses[1]])

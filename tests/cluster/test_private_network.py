@@ -1,6 +1,6 @@
 """Who can reach a rank: the ports it opens, what it asks for there, what it is told."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import grpc
 import psutil
@@ -8,8 +8,9 @@ import pytest
 
 from protos import worker_pb2, worker_pb2_grpc
 from protos.tls import open_channel
+from runtime.cluster.group import WorkerGroup
 from runtime.errors import ConfigError
-from tests.cluster_certs import save_nodes, unchecked_client
+from tests.cluster_certs import Nodes, save_nodes, unchecked_client
 from tests.rank_groups import ranks, ready_executor, small_plan, started
 from tests.steps import execute
 from tests.tiny_models import save_tiny_model
@@ -24,17 +25,39 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(save_tiny_model(tmp_path_factory.mktemp("llama")))
 
 
-@pytest.mark.parametrize("launcher", ["local", pytest.param("ray", marks=pytest.mark.full)])
-def test_two_ranks_step_over_mutual_tls(launcher: str, model: str, tmp_path: Path) -> None:
-    nodes = save_nodes(tmp_path)
-    with started(model, launcher, cluster_certs=str(nodes.good)) as group:
-        executor = ready_executor(group)
-        results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
-        heard = [
-            refusal(client.address.target, credentials)
-            for client in group._clients
-            for credentials in (None, unchecked_client(nodes.stranger))
-        ]
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Nodes:
+    return save_nodes(tmp_path_factory.mktemp("nodes"))
+
+
+@pytest.fixture(scope="module")
+def on_this_node(model: str, nodes: Nodes) -> Iterator[WorkerGroup]:
+    """For a driver that knows secrets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_API_KEY", "sk-secret")
+        patch.setenv("LOCKSTEP_ENGINE_TOKEN", "secret")
+        with started(model, "local", cluster_certs=str(nodes.good)) as group:
+            yield group
+
+
+def test_two_ranks_step_over_mutual_tls(on_this_node: WorkerGroup, nodes: Nodes) -> None:
+    check_mutual_tls(on_this_node, nodes)
+
+
+@pytest.mark.full
+def test_also_over_ray(model: str, nodes: Nodes) -> None:
+    with started(model, "ray", cluster_certs=str(nodes.good)) as group:
+        check_mutual_tls(group, nodes)
+
+
+def check_mutual_tls(group: WorkerGroup, nodes: Nodes) -> None:
+    executor = ready_executor(group)
+    results = [execute(executor, small_plan(step_id)) for step_id in (1, 2)]
+    heard = [
+        refusal(client.address.target, credentials)
+        for client in group._clients
+        for credentials in (None, unchecked_client(nodes.stranger))
+    ]
 
     assert results[0].token_ids == results[1].token_ids
     assert heard == [grpc.StatusCode.UNAVAILABLE] * 4
@@ -49,8 +72,7 @@ def refusal(target: str, credentials: grpc.ChannelCredentials | None) -> grpc.St
 
 
 @pytest.mark.usefixtures("no_process_left")
-def test_certificates_that_cannot_be_used_start_nothing(model: str, tmp_path: Path) -> None:
-    nodes = save_nodes(tmp_path)
+def test_certificates_that_cannot_be_used_start_nothing(model: str, nodes: Nodes) -> None:
     with (
         pytest.raises(ConfigError, match=r"cluster_certs: .*node\.pem .* has expired"),
         started(model, "local", cluster_certs=str(nodes.expired)),
@@ -58,25 +80,22 @@ def test_certificates_that_cannot_be_used_start_nothing(model: str, tmp_path: Pa
         pass
 
 
-def test_a_worker_gets_no_secret_but_its_token(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCKSTEP_API_KEY", "sk-secret")
-    monkeypatch.setenv("LOCKSTEP_ENGINE_TOKEN", "secret")
-    with started(model, "local"):
-        environments = [rank.environ() for rank in ranks()]
+@pytest.mark.usefixtures("on_this_node")
+def test_a_worker_gets_no_secret_but_its_token() -> None:
+    environments = [rank.environ() for rank in ranks()]
 
     assert len(environments) == 2
     assert not [name for each in environments for name in each if each[name].endswith("secret")]
 
 
-def test_a_rank_listens_on_its_own_address_alone(model: str) -> None:
-    with started(model, "local") as group:
-        execute(ready_executor(group), small_plan(1))
-        addresses = [
-            connection.laddr.ip.removeprefix("::ffff:")
-            for rank in ranks()
-            for connection in rank.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        ]
+@pytest.mark.usefixtures("on_this_node")
+def test_a_rank_listens_on_its_own_address_alone() -> None:
+    addresses = [
+        connection.laddr.ip.removeprefix("::ffff:")
+        for rank in ranks()
+        for connection in rank.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
 
     # gRPC of each rank, and the store of the first; tensors go through memory.
     assert addresses == ["127.0.0.1"] * 3

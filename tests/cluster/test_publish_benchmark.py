@@ -11,6 +11,7 @@ from benchmarks.__main__ import benchmarks
 pytestmark = pytest.mark.cluster
 
 
+@pytest.mark.full
 def test_the_cost_of_publishing_is_measured_at_each_pace(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     command = ["publish", "--smoke", "--json", str(path)]

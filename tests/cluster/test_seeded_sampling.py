@@ -103,6 +103,7 @@ def check(model: Path, *, tight_kv_memory: int, bound: float) -> None:
         check_equal(preempted, alone, bound)
 
 
+@pytest.mark.full
 def test_tiny_llama(tmp_path: Path) -> None:
     # 36 blocks: 4 tokens, 3 layers, K and V of 2 heads of 16 float32 each.
     check(

@@ -88,6 +88,7 @@ def frontends(server: Server) -> list[psutil.Process]:
     return [each for each in server.family if each.is_running() and "frontend" in each.cmdline()]
 
 
+@pytest.mark.full
 def test_frontends_share_a_port_and_what_they_count(llama: Path) -> None:
     with serving(f"--model={llama}", "--launcher=local", "--frontends=2") as server:
         port = int(server.address.rpartition(":")[2])
@@ -123,6 +124,7 @@ def num_requests(server: Server, endpoint: str) -> float:
     )
 
 
+@pytest.mark.full
 def test_a_frontend_that_dies_is_started_again(llama: Path) -> None:
     with serving(f"--model={llama}", "--launcher=local") as server:
         (frontend,) = frontends(server)
@@ -144,7 +146,7 @@ def test_a_frontend_that_dies_is_started_again(llama: Path) -> None:
 
 
 def test_sigterm_lets_running_requests_finish(llama: Path) -> None:
-    with draining(llama, "--frontends=2", "--drain-timeout-s=100", max_tokens=500) as (
+    with draining(llama, "--frontends=2", "--drain-timeout-s=100", max_tokens=100) as (
         server,
         calls,
     ):
@@ -154,6 +156,7 @@ def test_sigterm_lets_running_requests_finish(llama: Path) -> None:
         assert server.process.wait(END_S) == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_at_once(llama: Path, second: signal.Signals) -> None:
     with draining(llama) as (server, calls):
@@ -175,6 +178,7 @@ def test_draining_takes_no_longer_than_it_may(llama: Path) -> None:
             assert loss.value.code() is UNAVAILABLE
 
 
+@pytest.mark.full
 def test_an_engine_drains_for_frontends_elsewhere(llama: Path) -> None:
     """Each is a command of its own, and gets a signal of its own."""
     token = "token-of-the-operator"

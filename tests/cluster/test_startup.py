@@ -5,11 +5,13 @@ import os
 import signal
 import socket
 import time
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.stack import START_S, Server
+from tests.quick import quick
 from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -60,6 +62,7 @@ def test_missing_shard(tmp_path: Path) -> None:
     assert "missing" in line
 
 
+@pytest.mark.full
 def test_heads_that_do_not_divide(llama: Path) -> None:
     line = refusal(f"--model={llama}", "--launcher=local", "--tp=3")
     assert "4 attention heads can't be split over tp=3" in line
@@ -78,6 +81,7 @@ def test_port_in_use() -> None:
         assert f"port={port}" in refusal(f"--port={port}")
 
 
+@pytest.mark.full
 def test_more_kv_memory_than_there_is(llama: Path) -> None:
     line = refusal(f"--model={llama}", "--launcher=local", "--kv-memory=900TiB")
     assert f"kv_memory={900 << 40} bytes is more than the" in line
@@ -89,6 +93,7 @@ def test_less_kv_memory_than_a_block(llama: Path) -> None:
     assert "kv_memory=100 bytes holds 0 blocks" in line
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_server_that_serves(llama: Path, with_signal: signal.Signals) -> None:
     server = Server(f"--model={llama}", "--launcher=local", "--tp=2").wait_until_ready()
@@ -100,14 +105,12 @@ def test_a_signal_ends_a_server_that_serves(llama: Path, with_signal: signal.Sig
 MOMENTS_S = (0.1, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0)
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("launcher", ["local", "ray"])
 @pytest.mark.parametrize(
-    "moment_s",
-    [
-        moment if moment in (2.0,) else pytest.param(moment, marks=pytest.mark.full)
-        for moment in MOMENTS_S
-    ],
+    ("moment_s", "launcher", "with_signal"),
+    quick(
+        product(MOMENTS_S, ["local", "ray"], [signal.SIGINT, signal.SIGTERM]),
+        *((2.0, "local", signal.SIGINT), (2.0, "ray", signal.SIGTERM)),
+    ),
 )
 def test_a_signal_at_any_moment_of_start_up(
     llama: Path, launcher: str, moment_s: float, with_signal: signal.Signals

@@ -62,7 +62,8 @@ def ends(workers: Supervisor) -> list[int]:
     return [each.exit_codes.get(timeout=START_S) for each in workers.keepers]
 
 
-@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("tp", [1, 2])
 def test_streams_outlive_a_worker_that_somebody_starts_again(llama: Path, tp: int) -> None:
     with Supervisor(tp, TOKEN) as workers, driver(llama, workers) as server:
         one, *others = workers.keepers

@@ -97,6 +97,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         convert(file, tmp_path / "out", on_message=print)
 
 
+@pytest.mark.full
 def test_the_command_refuses_in_one_sentence(tmp_path: Path) -> None:
     source = tmp_path / "empty.gguf"
     source.touch()
@@ -145,6 +146,7 @@ def run_main(
     return subprocess.run([sys.executable, "-c", script], text=True, check=False, **options)
 
 
+@pytest.mark.full
 def test_nobody_need_listen(tmp_path: Path) -> None:
     """Who asked for the conversion is gone: it is finished all the same."""
     source = write_gemma(tmp_path / "tiny.gguf", make_gemma_tensors())
@@ -170,6 +172,7 @@ def test_the_last_message_comes_when_the_folder_is_there(tmp_path: Path) -> None
     assert (target / "model.safetensors").is_file()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("limit", [20, 20_000])
 def test_a_full_disk_is_told_in_one_sentence(tmp_path: Path, limit: int) -> None:
     """A limit on the size of files stands for it; at first config.json passes it, then weights."""

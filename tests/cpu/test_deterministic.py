@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from runtime.sampling_params import SamplingParams
 from tests.asks import KINDS, batch_mates, draw_prompt, save_model
 from tests.families import VOCABULARY
 from tests.local_ranks import JoinedRanks, load_ranks
+from tests.quick import quick
 from tests.tiny_engine import Ask, TinyEngine, check_equal
 from tests.tiny_models import Feeder, load_executor, make_batch, save_tiny_model
 from workers import model_part
@@ -25,9 +27,7 @@ FAMILIES = ["llama", "qwen3", "gemma3", "gpt2"]
 DTYPES = ["float32", "bfloat16"]
 LENGTHS = (47, 3, 21, 33, 10)
 
-every_family = pytest.mark.parametrize(
-    "family", ["llama", *(pytest.param(each, marks=pytest.mark.full) for each in FAMILIES[1:])]
-)
+every_family = pytest.mark.parametrize("family", quick(FAMILIES, "llama"))
 
 
 @pytest.fixture(scope="module")
@@ -112,8 +112,9 @@ def num_different(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor
     return sum(int((mine != theirs).any(dim=-1).sum()) for mine, theirs in pairs)
 
 
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "tp"), quick(product(DTYPES, [1, 2]), ("float32", 1), ("bfloat16", 2))
+)
 @every_family
 def test_bits_are_the_same_however_texts_are_fed(folders, family, dtype, tp):
     texts = draw_texts(1)
@@ -125,7 +126,7 @@ def test_bits_are_the_same_however_texts_are_fed(folders, family, dtype, tp):
             assert num_different(in_random_batches(feeder, texts, seed), expected) == 0
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", quick(DTYPES, "bfloat16"))
 @every_family
 def test_several_threads_change_nothing(folders, family, dtype):
     """Beside one thread's bits nothing is claimed: only that rows don't matter."""
@@ -140,6 +141,7 @@ def test_several_threads_change_nothing(folders, family, dtype):
             torch.set_num_threads(1)
 
 
+@pytest.mark.full
 def test_without_the_option_bits_differ(folders):
     """Else the tests above would show nothing."""
     texts = draw_texts(1)
@@ -154,6 +156,7 @@ def test_without_the_option_bits_differ(folders):
     assert differing > 100
 
 
+@pytest.mark.full
 def test_also_with_weights_and_cache_in_fp8(folders):
     texts = draw_texts(3)
     formats = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
@@ -169,7 +172,7 @@ def sampled_folder(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("sampled") / "llama", "llama")
 
 
-@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("tp", quick([1, 2], 2))
 def test_seeded_requests_get_the_same_tokens_in_bfloat16(sampled_folder, tp):
     """Logprobs, too, to the last bit."""
     kinds = {
@@ -261,6 +264,7 @@ def test_a_module_that_mixes_rows_is_named(tmp_path, monkeypatch):
         load_executor(folder, deterministic=True)
 
 
+@pytest.mark.full
 def test_a_function_whose_bits_depend_on_threads_is_found(tmp_path, monkeypatch):
     """No module of its own: torch computes a number in a thread's last vector in another way."""
     from transformers.models.llama.modeling_llama import LlamaMLP

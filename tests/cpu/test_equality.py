@@ -1,12 +1,16 @@
 """Our models give what transformers gives, alone and cut over ranks."""
 
 import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from runtime.model_gate import TESTED_TYPES
 from tests.families import FAMILIES, TYPES, VOCABULARY
+from tests.quick import quick
 from tests.ranks import EXPECTED, Finding, examine, run_ranks
 from tests.tiny_models import (
     BOUND,
@@ -25,25 +29,58 @@ from workers.parallel import TensorParallel, Topology
 pytestmark = pytest.mark.cpu
 
 FOUR_RANKS = ["llama", "llama-one-kv-head", "gemma3", "gpt_oss"]
+# One of each way to attend and to be cut over ranks; phi3's projections are joined.
+QUICK = [*FOUR_RANKS, "deepseek_v3", "phi3"]
+
+every_family = pytest.mark.parametrize("family", quick(FAMILIES, *QUICK))
+
+
+class ByFamily(dict[str, Any]):
+    """Made for a group of families when the first of them is asked for."""
+
+    def __init__(
+        self, make: Callable[[Sequence[str]], Mapping[str, Any]], *groups: Sequence[str]
+    ) -> None:
+        super().__init__()
+        self._make = make
+        self._groups = groups
+
+    def __missing__(self, family: str) -> Any:
+        group = next(each for each in self._groups if family in each)
+        self.update(self._make(group))
+        return self[family]
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(tmp_path_factory) -> ByFamily:
     root = tmp_path_factory.mktemp("models")
-    made = {family: save_tiny_model(root / family, family) for family in FAMILIES}
-    for folder in made.values():
-        torch.save(expect(folder), folder / EXPECTED)
-    return made
+
+    def make(families: Sequence[str]) -> dict[str, Path]:
+        made = {family: save_tiny_model(root / family, family) for family in families}
+        for folder in made.values():
+            torch.save(expect(folder), folder / EXPECTED)
+        return made
+
+    return ByFamily(make, *([family] for family in FAMILIES))
 
 
 @pytest.fixture(scope="module")
-def alone(folders) -> dict[str, Finding]:
-    return {family: examine(folder) for family, folder in folders.items()}
+def alone(folders) -> ByFamily:
+    return ByFamily(
+        lambda families: {family: examine(folders[family]) for family in families},
+        *([family] for family in FAMILIES),
+    )
 
 
 @pytest.fixture(scope="module")
-def on_two(folders, tmp_path_factory):
-    return run_ranks(list(folders.values()), 2, tmp_path_factory.mktemp("two"))
+def on_two(folders, tmp_path_factory) -> ByFamily:
+    """Two processes for the quick ones, and two for the rest."""
+
+    def run(families: Sequence[str]) -> dict[str, list[Finding]]:
+        made = [folders[family] for family in families]
+        return run_ranks(made, 2, tmp_path_factory.mktemp("two"))
+
+    return ByFamily(run, QUICK, [family for family in FAMILIES if family not in QUICK])
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +88,13 @@ def on_four(folders, tmp_path_factory):
     return run_ranks([folders[family] for family in FOUR_RANKS], 4, tmp_path_factory.mktemp("four"))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_one_rank_equals_transformers(alone, family):
     assert alone[family].error < BOUND
     assert alone[family].greedy_equal
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_two_ranks_equal_transformers(on_two, family):
     sampler, _ = on_two[family]
 
@@ -74,7 +111,7 @@ def test_four_ranks_equal_transformers(on_four, family):
     assert sampler.greedy_equal
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_the_comparison_can_fail(folders, family, monkeypatch):
     """A hidden previous key moves the logits of every family far beyond the bound."""
 
@@ -95,7 +132,7 @@ def test_the_comparison_can_fail(folders, family, monkeypatch):
     assert error_in_std(logits, expected.logits) > 100 * BOUND
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_batch_mates_never_interact(folders, family):
     """Logits beside a sequence that is 50 times as long are those alone."""
     draw = random.Random(5)
@@ -112,7 +149,7 @@ def test_batch_mates_never_interact(folders, family):
     assert error_in_std([together], [alone]) < BOUND
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@every_family
 def test_a_rank_never_holds_the_full_weights(alone, on_two, family):
     whole = alone[family]
     for rank in on_two[family]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from runtime.sampling_params import SamplingParams
 from tests.asks import EOS, KINDS, VOCAB_SIZE, batch_mates, draw_prompt, save_model
 from tests.families import VOCABULARY
 from tests.local_ranks import Rank, load_ranks
+from tests.quick import full, quick
 from tests.tiny_engine import Ask, TinyEngine, WaitingCompiler, check_equal
 from tests.tiny_models import load_executor, save_tiny_model
 from workers.errors import ModelError
@@ -77,8 +79,9 @@ def check_alone(served: TinyEngine, error: type[LockstepError], words: str) -> N
     assert words in str(served.failures[VICTIM])
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("num_output", [0, 5])
+@pytest.mark.parametrize(
+    ("num_output", "damage"), quick(product([0, 5], DAMAGES), (0, "nan"), (5, "inf"))
+)
 def test_damaged_logits_end_their_request_alone(ranks, compiler, damage, num_output) -> None:
     """After so many tokens of its output."""
     asks = batch_mates(seed=3)
@@ -120,11 +123,11 @@ def empty(**fields: object) -> SamplingParams:
 @pytest.mark.parametrize(
     ("params", "bad_words", "num_output"),
     [
-        (empty(allowed_token_ids=(5, 6)), ((5,), (6,)), 0),
+        full((empty(allowed_token_ids=(5, 6)), ((5,), (6,)), 0)),
         (empty(allowed_token_ids=(5,)), ((5, 5, 5),), 2),
-        (empty(allowed_token_ids=(5,), temperature=0), ((5, 5),), 1),
-        (empty(allowed_token_ids=(EOS,), min_tokens=4, ignore_eos=False), (), 0),
-        (empty(allowed_token_ids=(7,), min_tokens=4, stop_token_ids=(7,)), (), 0),
+        full((empty(allowed_token_ids=(5,), temperature=0), ((5, 5),), 1)),
+        full((empty(allowed_token_ids=(EOS,), min_tokens=4, ignore_eos=False), (), 0)),
+        full((empty(allowed_token_ids=(7,), min_tokens=4, stop_token_ids=(7,)), (), 0)),
         (empty(regex="ab", ignore_eos=False, allowed_token_ids=(5,)), (), 0),
     ],
     ids=["forbidden", "forbidden later", "greedy", "ends", "stop tokens", "structure"],
@@ -174,6 +177,7 @@ def draw_hot(ranks: list[Rank], *kinds: dict) -> list[set[int]]:
     ]
 
 
+@pytest.mark.full
 def test_what_ranks_fill_their_shards_with_is_no_token(tmp_path) -> None:
     """The vocabulary is a prime; of two ranks the second has a row more than there are tokens."""
     last = {"allowed_token_ids": tuple(range(VOCABULARY - 3, VOCABULARY))}
@@ -187,8 +191,8 @@ def test_what_ranks_fill_their_shards_with_is_no_token(tmp_path) -> None:
     ("num_embeddings", "eos"),
     [
         (456, EOS),
-        pytest.param(456, 430, marks=pytest.mark.full),
-        pytest.param(470, 1000, marks=pytest.mark.full),
+        full((456, 430)),
+        full((470, 1000)),
     ],
 )
 def test_ids_past_the_tokenizer_are_no_tokens(tmp_path, num_embeddings, eos) -> None:

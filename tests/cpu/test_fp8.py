@@ -1,5 +1,6 @@
 """Weights and KV cache in 8 bits."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 from tests.local_ranks import JoinedRanks, load_ranks
+from tests.quick import quick
 from tests.tiny_models import (
     Feeder,
     error_in_std,
@@ -66,8 +68,9 @@ def logits_of(folder: Path, *, tp: int = 1, **changes: object) -> list[torch.Ten
 
 
 @pytest.mark.usefixtures("torch_products")
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "tp"), quick(product(FAMILIES, [1, 2]), ("llama", 2), ("gpt2", 1), ("phi3", 1))
+)
 def test_weights_are_those_of_the_dequantised_model(folders, family, tp, tmp_path):
     """To the last bit, also where ranks have parts of the inputs: a scale is of the whole row."""
     plain = save_dequantised(folders[family], tmp_path / family)
@@ -94,7 +97,7 @@ def test_outputs_are_quantised_a_few_at_a_time(folders, monkeypatch):
     assert max(sizes) == 10
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "llama", "gpt2"))
 def test_a_weight_takes_a_byte(folders, family):
     model = AutoModelForCausalLM.from_pretrained(folders[family])
     num_weights = sum(layer.weight.numel() for layer in linears(model))
@@ -139,8 +142,10 @@ def test_unknown_formats_are_refused(folders, changes, sentence):
         load_executor(folders["llama"], **changes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "family"),
+    quick(product(["float32", "bfloat16"], FAMILIES), ("float32", "llama"), ("bfloat16", "gemma3")),
+)
 def test_the_cache_keeps_what_it_is_given_rounded(folders, family, dtype, monkeypatch):
     options = {"dtype": dtype, "attention": "reference"}
     found = logits_of(folders[family], **options, kv_cache_dtype="fp8")

@@ -76,6 +76,7 @@ def assert_refused(verdict: dict[str, Any], sentence: str) -> None:
     assert sentence in verdict["reason"]
 
 
+@pytest.mark.full
 def test_a_mixture_of_experts_of_full_size_is_accepted(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, "glm4_moe", dtype="bfloat16")
     assert_accepted(ask(folder), "Glm4MoeForCausalLM")
@@ -110,6 +111,7 @@ def test_others_are_refused_with_the_reason(tmp_path: Path, kind: str, sentence:
     assert_refused(ask(make_folder(tmp_path, kind)), sentence)
 
 
+@pytest.mark.full
 def test_an_unreadable_configuration_is_a_verdict_too(tmp_path: Path) -> None:
     """Also where the process may have less memory than the gate allows itself."""
     verdict = ask(
@@ -196,7 +198,8 @@ gate.main()
 """
 
 
-@pytest.mark.parametrize("at_load", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("at_load", [False, True])
 def test_a_rank_that_fails_ends_the_gate(tmp_path: Path, at_load: bool) -> None:
     folder = make_folder(tmp_path, "olmoe")
     verdict = ask(folder, script=FAILING.format(at_load=at_load))

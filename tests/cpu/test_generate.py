@@ -12,6 +12,7 @@ from runtime.request import FinishReason
 from runtime.sampling_params import SamplingParams
 from tests.asks import EOS, VOCAB_SIZE, batch_mates, draw_prompt, save_model
 from tests.local_ranks import Rank, load_ranks
+from tests.quick import quick
 from tests.tiny_engine import Ask, TinyEngine
 
 pytestmark = pytest.mark.cpu
@@ -57,7 +58,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 Generate = Callable[..., list[int]]
 
 
-@pytest.fixture(scope="module", params=["llama", pytest.param("mistral", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=quick(["llama", "mistral"], "llama"))
 def folder(request, tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("models") / request.param, request.param)
 
@@ -102,7 +103,7 @@ def served_tokens(ranks: list[Rank], asks: list[Ask]) -> list[list[int]]:
     return [served.answers[number, 0].token_ids for number in range(len(asks))]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", quick(CASES, "all"))
 def test_parameters_do_what_they_do_there(ranks, generate, case) -> None:
     theirs, ours = CASES[case]
     asks = [Ask(prompt=prompt, params=greedy(**ours)) for prompt in PROMPTS]
@@ -135,7 +136,7 @@ def test_a_bad_word_may_begin_in_the_prompt(ranks, generate) -> None:
     assert served_tokens(ranks, [Ask(prompt=prompt, params=greedy(), bad_words=words)]) == [wanted]
 
 
-@pytest.mark.parametrize("least", [8, 9, 10])
+@pytest.mark.parametrize("least", quick([8, 9, 10], 9))
 def test_an_end_may_not_come_before_the_least_length(ranks, generate, least) -> None:
     """What would be the ninth token ends the text: of more than eight it may be no part."""
     asks, wanted = [], []

@@ -30,6 +30,7 @@ runpy.run_module("tests.gpu", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(240)
 def test_it_runs_with_torch_and_transformers_alone(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
@@ -69,6 +70,7 @@ def test_it_finds_products_that_depend_on_other_rows(monkeypatch: pytest.MonkeyP
     assert sum(bool(verdict.fault) for verdict in verdicts) == len(verdicts) / 2
 
 
+@pytest.mark.full
 def test_it_finds_a_backend_that_sees_one_token_less(monkeypatch: pytest.MonkeyPatch) -> None:
     class Short(ReferenceAttention):
         def attend(self, *tensors: torch.Tensor, **settings: object) -> torch.Tensor:

@@ -64,12 +64,14 @@ def check_growth(build: Build, work: Path, *, shard_size: str, allowed_bytes: in
     return whole_bytes
 
 
+@pytest.mark.full
 def test_loading_takes_little_more_than_the_shard(tmp_path):
     whole_bytes = check_growth(SMALL, tmp_path, shard_size="50MB", allowed_bytes=60 * MB)
 
     assert whole_bytes > 180 * MB
 
 
+@pytest.mark.full
 def test_weights_of_8_bits_are_never_there_in_16(tmp_path):
     """Neither whole nor a rank's part: a few outputs at a time are."""
     build = llama(hidden_size=1024, intermediate_size=4096, num_hidden_layers=6, vocab_size=2_000)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,11 @@ from runtime.grammar.compiler import GrammarCompiler
 from runtime.request import ResumedChoice
 from tests.asks import EOS, KINDS, VOCAB_SIZE, batch_mates, draw_prompt, save_model
 from tests.local_ranks import Rank, load_ranks
+from tests.quick import quick
 from tests.tiny_engine import Answer, Ask, TinyEngine, WaitingCompiler, check_equal
 
 pytestmark = pytest.mark.cpu
 
-NUM_CUTS = 4
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -78,14 +79,17 @@ def draw_cuts(whole: Sequence[Answer], seed: int) -> list[int]:
     return cuts
 
 
-@every_kind
-def test_alone_and_in_a_batch(ranks, compiler, alone, kind) -> None:
-    for seed in range(NUM_CUTS):
-        ask = cut_at(KINDS[kind], alone[kind], draw_cuts(alone[kind], seed))
-        check_rest(ask, TinyEngine(ranks, compiler=compiler).run(ask)[0], alone[kind])
-        served = TinyEngine(ranks, compiler=compiler)
-        check_rest(ask, served.run(*batch_mates(seed), ask)[-1], alone[kind])
-        assert not served.failures
+@pytest.mark.parametrize(
+    ("kind", "seed"),
+    quick(product(KINDS, range(4)), *((kind, 0) for kind in ("everything", "n", "structured"))),
+)
+def test_alone_and_in_a_batch(ranks, compiler, alone, kind, seed) -> None:
+    """Each seed cuts it elsewhere, and draws others beside it."""
+    ask = cut_at(KINDS[kind], alone[kind], draw_cuts(alone[kind], seed))
+    check_rest(ask, TinyEngine(ranks, compiler=compiler).run(ask)[0], alone[kind])
+    served = TinyEngine(ranks, compiler=compiler)
+    check_rest(ask, served.run(*batch_mates(seed), ask)[-1], alone[kind])
+    assert not served.failures
 
 
 @pytest.mark.full
@@ -112,7 +116,7 @@ def test_all_kinds_together_preempted_on_the_same_engine(ranks, compiler, alone)
     assert not served.failures
 
 
-@pytest.mark.parametrize("length", [0, 1, 5])
+@pytest.mark.parametrize("length", quick([0, 1, 5], 1))
 def test_scores_of_the_prompt_come_again_only_before_the_first_token(ranks, length) -> None:
     params = replace(KINDS["n"].params, prompt_logprobs=3, n=2)
     ask = Ask(prompt=draw_prompt(40, 1), params=params, seed=3)

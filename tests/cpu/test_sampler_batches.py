@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.quick import quick
 from tests.sampling import NEVER, Row, arguments, sample, spread_logits
 from workers.batch import MaskKind
 from workers.sampling import history, segments
@@ -96,7 +97,7 @@ def answer_to(rows: Sequence[Row]) -> list[tuple[object, ...]]:
     return answers(sample(rows, EOS))
 
 
-@pytest.mark.parametrize("vocabulary", [7, 211, 1000, 4096, 5000, 32000])
+@pytest.mark.parametrize("vocabulary", quick([7, 211, 1000, 4096, 5000, 32000], 211, 32000))
 def test_a_row_is_answered_the_same_alone_permuted_and_in_part(vocabulary):
     rows = mixed_rows(vocabulary)
     everyone = answer_to(rows)
@@ -130,7 +131,7 @@ def test_the_width_of_a_top_k_changes_nothing_for_others(vocabulary):
     assert answer_to(rows[3::5]) == everyone[3::5]
 
 
-@pytest.mark.parametrize("vocabulary", [5000, 32000])
+@pytest.mark.parametrize("vocabulary", quick([5000, 32000], 5000))
 def test_nothing_depends_on_how_much_is_looked_at_at_once(vocabulary, monkeypatch):
     rows = mixed_rows(vocabulary)
     everyone = answer_to(rows)
@@ -155,7 +156,7 @@ def test_nothing_depends_on_the_threads():
     assert all(each == by_threads[0] for each in by_threads[1:])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("threads", quick([1, 2, 3], 3))
 def test_the_masses_of_a_row_are_the_same_alone_to_the_last_bit(threads):
     values = torch.randn(5, 70_000, generator=torch.Generator().manual_seed(0)) * 4
     rows = SegmentedRows(values)
@@ -180,7 +181,7 @@ def test_the_masses_of_a_row_are_the_same_alone_to_the_last_bit(threads):
     assert together.double().sum(-1) == pytest.approx(exact, rel=1e-6)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+@pytest.mark.parametrize("threads", quick([1, 2, 3, 5], 3))
 def test_powers_have_the_same_bits_wherever_they_stand(threads):
     """Of numbers whose power is another at the end of what a thread computes, where such are."""
     numbers = torch.randn(5000, generator=torch.Generator().manual_seed(0))

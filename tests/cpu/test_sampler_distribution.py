@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
 
+from tests.quick import quick
 from tests.sampling import (
     NEVER,
     Row,
@@ -141,15 +143,16 @@ def test_each_parameter_alone_is_that_of_transformers(name):
     assert changes is not torch.allclose(exact_probabilities(row).float(), bare)
 
 
-@pytest.mark.parametrize("start", range(0, 200, 50))
+@pytest.mark.parametrize("start", quick(range(0, 200, 50), 50))
 def test_combinations_of_parameters_are_those_of_transformers(start):
     for number in range(start, start + 50):
         assert_same_distribution(random_row(number))
 
 
-@pytest.mark.parametrize("top_k", [520, 999])
-@pytest.mark.parametrize("top_p", [1.0, 0.87, 0.33])
-@pytest.mark.parametrize("distinct", [1, 4])
+@pytest.mark.parametrize(
+    ("distinct", "top_p", "top_k"),
+    quick(product([1, 4], [1.0, 0.87, 0.33], [520, 999]), (4, 0.33, 520)),
+)
 def test_of_many_equal_tokens_a_wide_top_k_keeps_the_lowest_ids(top_k, top_p, distinct):
     """Transformers keeps all equals of the last one: the reference is a stable sort."""
     logits = torch.randint(distinct, (VOCABULARY,), generator=torch.Generator().manual_seed(0)) / 3
@@ -228,7 +231,7 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize("name", DRAWN)
+@pytest.mark.parametrize("name", quick(DRAWN, "top_k and top_p", "everything"))
 def test_draws_follow_the_distribution(name):
     row = Row(logits=spread_logits(VOCABULARY, seed=2), **DRAWN[name])
 
@@ -282,6 +285,7 @@ def test_successive_positions_draw_independently():
     assert_follows((first * 4 + second).bincount(minlength=16), torch.full((16,), 1 / 16))
 
 
+@pytest.mark.full
 def test_attempts_at_one_row_draw_independently():
     """Half of the mass is refused; what is drawn then does not depend on what was refused."""
     logits = torch.tensor([1.0] * 300 + [0.0] * 500 + [1.0] * 200) - torch.arange(1000) * 1e-4

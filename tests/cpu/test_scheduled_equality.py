@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from runtime.scheduling.scheduler import Scheduler
 from runtime.scheduling.sequence import Sequence
 from tests.families import VOCABULARY
 from tests.params import complete_params
+from tests.quick import quick
 from tests.scheduling import make_table
 from tests.tiny_models import load_executor, save_tiny_model
 from workers.codec import decode_plan, encode_spec, limits_of
@@ -143,7 +145,7 @@ def generate(folders) -> Callable[[str, list[int]], list[int]]:
     return continue_greedily
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick(FAMILIES, "llama", "gemma3", "llama4"))
 def test_shared_prefixes_and_preemptions_equal_transformers(family, executors, generate) -> None:
     served = Served(executors[family], num_blocks=26)
     system = draw(37, 1)
@@ -161,8 +163,13 @@ def test_shared_prefixes_and_preemptions_equal_transformers(family, executors, g
         assert served.scheduler.running.num_preemptions > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("length", [1, 12, 13, 31])
+@pytest.mark.parametrize(
+    ("length", "family"),
+    quick(
+        product([1, 12, 13, 31], FAMILIES),
+        *((1, "mistral"), (12, "gemma3"), (13, "llama"), (13, "gpt_oss"), (31, "llama4")),
+    ),
+)
 def test_choices_equal_requests_of_their_own(family, length, executors) -> None:
     served = Served(executors[family], num_blocks=80)
     prompt = draw(length, length)

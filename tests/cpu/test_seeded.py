@@ -1,6 +1,7 @@
 """What a request gets is a function of it alone: not of batch, row, chunks, cache or ranks."""
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,16 +10,13 @@ from runtime.grammar.compiler import GrammarCompiler
 from runtime.sampling_params import SamplingParams, fork_seed
 from tests.asks import EOS, KINDS, VOCAB_SIZE, batch_mates, save_model
 from tests.local_ranks import Rank, load_ranks
+from tests.quick import quick
 from tests.tiny_engine import Answer, Ask, TinyEngine, WaitingCompiler, check_equal
 
 pytestmark = pytest.mark.cpu
 
 
-def full(value: object):
-    return pytest.param(value, marks=pytest.mark.full)
-
-
-FAMILIES = ["llama", full("gemma3")]
+FAMILIES = quick(["llama", "gemma3"], "llama")
 CHANGES = {"llama": {}, "gemma3": {"tie_word_embeddings": False}}  # tied, it repeats itself
 # Eight sequences don't fit; gemma3's windows let go of so many blocks that the test has to help.
 PRESSURE = {"llama": {"num_blocks": 50}, "gemma3": {"preempt_every": 2}}
@@ -57,8 +55,13 @@ def alone(ranks, compiler) -> dict[str, list[Answer]]:
     return {kind: TinyEngine(ranks, compiler=compiler).run(ask)[0] for kind, ask in KINDS.items()}
 
 
-@every_kind
-@pytest.mark.parametrize("place", [full(0), 3, full(7)])
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    quick(
+        product([0, 3, 7], KINDS),
+        *((3, kind) for kind in ("temperature", "everything", "n", "structured", "ends")),
+    ),
+)
 def test_in_a_batch_at_any_place(ranks, compiler, alone, kind, place) -> None:
     served = TinyEngine(ranks, compiler=compiler)
     asks = batch_mates(seed=place)
@@ -83,7 +86,7 @@ def run_preempted(served: TinyEngine, kind: str, *, seed: int) -> list[Answer]:
     return [served.answers[number, choice] for choice in range(KINDS[kind].params.n)]
 
 
-@every_kind
+@pytest.mark.parametrize("kind", quick(KINDS, "everything", "n"))
 def test_after_a_preemption(ranks, folder, compiler, alone, kind) -> None:
     served = TinyEngine(ranks, compiler=compiler, **PRESSURE[folder.name])
     check_equal(run_preempted(served, kind, seed=1), alone[kind])
@@ -115,7 +118,7 @@ def test_on_two_ranks_in_a_batch_after_a_preemption(
     check_equal(run_preempted(served, kind, seed=2), alone[kind])
 
 
-@pytest.mark.parametrize("shift", [0, full(1), full(4), full(6)])
+@pytest.mark.parametrize("shift", quick([0, 1, 4, 6], 0))
 def test_all_kinds_together_on_two_ranks(two_ranks, folder, compiler, alone, shift) -> None:
     """In small chunks and a small pool, in any order."""
     served = TinyEngine(

@@ -57,6 +57,7 @@ def our_memory() -> list[str]:
     return [each for each in found if "memfd:lockstep" in each]
 
 
+@pytest.mark.full
 def test_processes_compute_what_torch_does_and_agree_in_every_bit() -> None:
     """Of 2, 3 and 4 ranks, the last of them more than a small machine has cores."""
     sizes = (2, 3, 4)

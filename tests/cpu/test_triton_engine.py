@@ -7,15 +7,16 @@ import pytest
 from runtime.sampling_params import SamplingParams
 from tests.asks import VOCAB_SIZE, draw_prompt, save_model
 from tests.local_ranks import load_ranks
+from tests.quick import full
 from tests.tiny_engine import Answer, Ask, TinyEngine, check_equal
 
 pytestmark = pytest.mark.cpu
 
 FAMILIES = [
-    "llama",
+    full("llama"),
     "gpt_oss",  # sinks and windows
-    pytest.param("gemma2", marks=pytest.mark.full),  # soft caps and windows
-    pytest.param("llama4", marks=pytest.mark.full),  # chunks
+    full("gemma2"),  # soft caps and windows
+    full("llama4"),  # chunks
 ]
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, logprobs=2)
 # Longer than the token budget of a step: pieces of it go beside rows that decode.

@@ -70,6 +70,7 @@ def check(
 
 
 @needs_the_version
+@pytest.mark.full
 def test_a_sample_is_what_the_file_says(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     process = run_zoo(*SAMPLE, "--json", file, timeout_s=110)
@@ -109,6 +110,7 @@ zoo.main()
 """
 
 
+@pytest.mark.full
 def test_a_control_that_shows_nothing_is_a_failure(tmp_path: Path) -> None:
     file = tmp_path / "found.json"
     process = run_zoo(

@@ -91,6 +91,7 @@ def test_a_cell_has_one_metric_for_each_figure(tmp_path: Path) -> None:
     assert "A decode step, us" in output
 
 
+@pytest.mark.full
 def test_beside_vllm_both_use_its_block_size_and_ratios_are_ours_over_theirs(
     tmp_path: Path,
 ) -> None:

@@ -20,6 +20,7 @@ from runtime.grammar.vocabulary import Vocabulary
 from runtime.scheduling.token_masks import WORD_BITS, MaskKind
 from runtime.structure import Structure, StructureKind
 from tests.frontend import make_byte_fallback_tokenizer
+from tests.quick import quick
 from tests.structures import CHOICES, GRAMMARS, REGEXES, SCHEMAS, TREE
 
 pytestmark = pytest.mark.unit
@@ -29,6 +30,12 @@ LINES = [json.dumps(schema, ensure_ascii=False) for schema in SCHEMAS]
 LIMITS = GrammarLimits()
 MAX_TOKENS = 400
 SEEDS = range(4)
+TEXTS = {
+    "json_schema": json.dumps(SCHEMAS[35]),
+    "regex": r"[a-zé👍]{2,9}\d*",
+    "grammar": GRAMMARS[1][0],
+    "choices": json.dumps(CHOICES[3]),
+}
 CLOSING = (b"]", b"}", b'"', b")")
 
 
@@ -147,20 +154,18 @@ def test_samples_of_choices_are_choices(choices, name):
     assert {*sample_texts("choices", json.dumps(choices), name)} <= {*choices}
 
 
-@pytest.mark.parametrize(("name", "vocab_size"), [("byte-level", 320), ("byte-fallback", 560)])
 @pytest.mark.parametrize(
-    ("kind", "text"),
-    [
-        ("json_schema", json.dumps(SCHEMAS[35])),
-        ("regex", r"[a-zé👍]{2,9}\d*"),
-        ("grammar", GRAMMARS[1][0]),
-        ("choices", json.dumps(CHOICES[3])),
-    ],
+    ("kind", "name", "vocab_size"),
+    quick(
+        [(kind, *each) for kind in TEXTS for each in (("byte-level", 320), ("byte-fallback", 560))],
+        ("json_schema", "byte-level", 320),
+        ("regex", "byte-fallback", 560),
+    ),
 )
-def test_a_token_is_allowed_where_it_can_be_taken(kind, text, vocab_size, name):
+def test_a_token_is_allowed_where_it_can_be_taken(kind, name, vocab_size):
     """One vocabulary cuts off some of the tokenizer's ids, the other has ids beyond them."""
     draw = random.Random(3)
-    grammar = compile_structure(kind, text, name=name, vocab_size=vocab_size)
+    grammar = compile_structure(kind, TEXTS[kind], name=name, vocab_size=vocab_size)
     matcher = grammar.matcher()
     for _ in range(4):
         takes = [i for i in range(vocab_size) if matcher.state.deep_copy().consume_token(i)]

@@ -79,6 +79,7 @@ def test_smoke(tmp_path: Path) -> None:
     assert png_path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_smoke_finds_replicas_for_each_varied_limit(tmp_path: Path) -> None:
     json_path = tmp_path / "out.json"
     output = simulate(

@@ -23,6 +23,7 @@ from runtime.scheduling.policy import FairPolicy, FcfsPolicy, Policy, PriorityPo
 from runtime.scheduling.prefix_cache import Hash, sha256_digest
 from runtime.scheduling.sequence import Status
 from tests.delayed import DelayedOracle
+from tests.quick import quick
 from tests.scheduling import (
     Chunk,
     OracleExecutor,
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.unit
 
-EPISODES = 300
+EPISODES = 60
+FULL_EPISODES = 300
 NIGHTLY_EPISODES = 20_000
 
 # A good one, one that sees the last token of a block alone, one that sees nothing.
@@ -337,8 +339,9 @@ def run(episodes: int) -> None:
     )
 
 
-def test_state_machine() -> None:
-    run(EPISODES)
+@pytest.mark.parametrize("episodes", quick([EPISODES, FULL_EPISODES], EPISODES))
+def test_state_machine(episodes: int) -> None:
+    run(episodes)
 
 
 @pytest.mark.nightly

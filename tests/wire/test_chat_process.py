@@ -15,6 +15,7 @@ from runtime.errors import ConfigError, InvalidRequestError, UnavailableError
 from runtime.frontend import chat_process
 from runtime.frontend.chat import ChatTemplate
 from tests.chats import TIMEOUT_S, chat_template, render, render_once, user
+from tests.quick import quick
 
 pytestmark = pytest.mark.wire
 
@@ -48,7 +49,7 @@ def process_of(template: ChatTemplate) -> psutil.Process:
     return psutil.Process(process.pid)
 
 
-@pytest.mark.parametrize("order", ["loop", "power"])
+@pytest.mark.parametrize("order", quick(["loop", "power"], "loop"))
 def test_a_template_that_does_not_end_is_killed(order: str) -> None:
     with chat_template(PROGRAM) as template:
         render(template)
@@ -197,7 +198,7 @@ with chat_template(PROGRAM) as template:
 """
 
 
-@pytest.mark.parametrize("order", ["loop", "power", "idle"])
+@pytest.mark.parametrize("order", quick(["loop", "power", "idle"], "loop", "idle"))
 def test_no_orphan_stays_behind_a_frontend_that_is_killed(order: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", FRONTEND],

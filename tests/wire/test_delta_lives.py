@@ -2,6 +2,7 @@
 
 import os
 import random
+from itertools import product
 from typing import TYPE_CHECKING
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.delta_workers import DeltaReader, DeltaWorkers, limits_of_layout
+from tests.quick import quick
 from tests.scheduling import Chunk, OracleExecutor, make_scheduler, make_sequence, make_table
 from tests.steps import finish
 from tests.unit.test_state_machine import SchedulerMachine
@@ -51,8 +53,14 @@ def test_deltas_of_random_lives_through_the_night() -> None:
     run(int(os.environ.get("LOCKSTEP_EPISODES", NIGHTLY_EPISODES)))
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("windows", [(0,), (0, 5), (Chunk(6), 3)], ids=str)
+@pytest.mark.parametrize(
+    ("windows", "depth"),
+    quick(
+        product([(0,), (0, 5), (Chunk(6), 3)], [1, 2, 3]),
+        *(((0,), 1), ((0, 5), 2), ((Chunk(6), 3), 3)),
+    ),
+    ids=str,
+)
 def test_deltas_of_a_busy_engine_say_what_whole_plans_do(
     depth: int, windows: tuple[int, ...]
 ) -> None:

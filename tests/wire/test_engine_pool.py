@@ -14,6 +14,7 @@ from protos import inference_pb2
 from runtime.engine_service import EngineServer
 from runtime.errors import UnavailableError
 from tests.frontend import TIMEOUT_S, Client, RunningFrontend, status_of
+from tests.quick import quick
 from tests.served import make_engine, write_characters
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def gather(responses: list[inference_pb2.GenerateResponse]) -> dict[str, Any]:
     return choices | {"usage": (usage.num_prompt_tokens, usage.num_output_tokens)}
 
 
-@pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ",".join(ask))
+@pytest.mark.parametrize("ask", quick(ASKS, ASKS[1]), ids=lambda ask: ",".join(ask))
 def test_a_request_goes_on_when_its_engine_is_lost(folder: Path, ask: dict[str, Any]) -> None:
     options = {"token_ids": [3, 4, 5], "max_tokens": LONG, "ignore_eos": True, "seed": 1} | ask
     with two_engines(folder) as (engines, client):

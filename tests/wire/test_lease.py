@@ -59,6 +59,7 @@ def test_a_lease_that_is_renewed_lasts(
     assert expired.wait(LEASE_S + TIMEOUT_S), "the driver is gone"
 
 
+@pytest.mark.full
 def test_a_lease_ends_with_shutdown(
     worker: WorkerServer, client: WorkerClient, expired: threading.Event
 ) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 
 from runtime import llm as llm_module
-from runtime.errors import CapacityError, InvalidRequestError
+from runtime.errors import CapacityError, InvalidRequestError, UnavailableError
 from runtime.llm import LLM
 from runtime.request import FinishReason, RequestFailure, RequestOutput
 from runtime.sampling_params import SamplingParams, fork_seed
@@ -89,3 +89,11 @@ def test_a_full_queue_ends_all(engine: FakeEngine, llm: LLM) -> None:
     with pytest.raises(CapacityError, match="max_queued_requests=1"):
         llm.generate([[5], [6]], SamplingParams(n=2), progress=False)
     engine.closed.get(timeout=TIMEOUT_S)
+
+
+def test_a_closed_one_says_so(engine: FakeEngine, llm: LLM) -> None:
+    llm.close()
+    llm.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        llm.generate([[1]], SamplingParams(max_tokens=1), progress=False)
+    assert engine.added.empty()

@@ -2,12 +2,14 @@
 
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from runtime.errors import ConfigError
 from runtime.recording.segment import RunVerdict, Segment, read_segment, run_segment
+from tests.quick import quick
 from tests.recording import RecordedEngine, live_at_random, make_setup, read
 from tests.scheduling import Chunk, OracleExecutor
 from tests.structured import Client, RandomExecutor, make_compiler, write_tokenizer
@@ -27,8 +29,11 @@ def run(segment: Segment, executor_class: type[OracleExecutor] = OracleExecutor)
     return run_segment(executor_class(segment.layout), segment)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("windows", [(0,), (0, 6, Chunk(8))])
+@pytest.mark.parametrize(
+    ("windows", "depth"),
+    quick(product([(0,), (0, 6, Chunk(8))], [1, 3]), ((0,), 1), ((0, 6, Chunk(8)), 3)),
+    ids=str,
+)
 def test_any_segment_gives_the_recorded_tokens(
     tmp_path: Path, windows: tuple[int, ...], depth: int
 ) -> None:
