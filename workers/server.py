@@ -39,6 +39,8 @@ LOG_FORMAT = "%(levelname)s %(name)s: %(message)s"
 # Of a worker that is on its own: its driver may be gone before it has renewed a lease once.
 FIRST_LEASE_S = 10.0
 
+OPENMP_LOOKS = 2000  # some 30 us
+
 # One each for KeepAlive, Execute, Initialize and Shutdown, the rest for health.
 NUM_THREADS = 9
 
@@ -160,6 +162,10 @@ def built_in_model_side(host: str, cuda_device: int) -> "ModelSide":
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{cache}/lockstep/torchinductor")
     # Services may write to no other part of a home, and images keep this one.
     os.environ.setdefault("TRITON_CACHE_DIR", f"{cache}/lockstep/triton")
+    # After an operation of torch's that threads share, they look for the next one for milliseconds,
+    # on processors that our kernels' threads want: read when torch is loaded.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(OPENMP_LOOKS))
     from workers.collector import freeze_heap
     from workers.device import use_cuda_device
     from workers.faults import with_faults
