@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from workers.layers.linear_methods import choose_methods
 from workers.layers.packed import packing_what_runs
-from workers.layers.paged_attention import AttentionPass, PagedAttention
+from workers.layers.paged_attention import AttentionPass, PagedAttention, StepPass
 from workers.loading.checkpoint import StoredTensor, main_dtype, read_checkpoint
 from workers.loading.conversion import Source
 from workers.loading.naming import TieError, match_names
@@ -19,6 +19,7 @@ from workers.models import build
 from workers.models import config as model_files
 from workers.models.invariance import check_rows, make_invariant
 from workers.models.lean_layers import use_lean_layers
+from workers.models.lean_model import LeanModel, find_lean_model
 from workers.models.probe import find_attention_calls
 from workers.models.sharding import check_quantisable, shard_model
 from workers.parallel import TensorParallel
@@ -52,6 +53,7 @@ class ModelPart:
         """
         self._device = device
         self._attention = PagedAttention()
+        self._lean: LeanModel | None = None
         whole = model_files.read_config(folder)
         text = model_files.text_part(whole)
         stored = {} if random_weights else read_checkpoint(folder)
@@ -107,6 +109,14 @@ class ModelPart:
                     max_positions=self.max_model_len,
                     vocab_size=self.vocab_size,
                 )
+                self._lean = find_lean_model(
+                    self.module,
+                    self.forward,
+                    self._attention,
+                    heads=sharding.heads,
+                    max_positions=self.max_model_len,
+                    vocab_size=self.vocab_size,
+                )
             if deterministic:
                 check_rows(
                     self.module,
@@ -126,14 +136,17 @@ class ModelPart:
         """[T], [T], n rows of T -> this rank's logits [n, vocabulary part]. In inference mode."""
         ids = input_ids.to(self._device, torch.int64).unsqueeze(0)
         position_ids = positions.to(self._device, torch.int64).unsqueeze(0)
+        rows = wanted.to(self._device, torch.int64)
         with self._attention.running(attention, position_ids):
+            if self._lean is not None and isinstance(attention, StepPass):
+                return self._lean(ids, position_ids, rows)
             output = self.module(
                 input_ids=ids,
                 # Without a mask transformers would guess from the positions where sequences begin.
                 attention_mask=torch.ones_like(ids, dtype=torch.bool),
                 position_ids=position_ids,
                 use_cache=False,
-                logits_to_keep=wanted.to(self._device, torch.int64),
+                logits_to_keep=rows,
             )
         logits: torch.Tensor = output.logits[0]
         return logits

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM
 from transformers.models.llama import modeling_llama
 
-from tests.families import VOCABULARY
+from tests.lean import HEAD_DIM, TEXTS, check_equal, lean_layers, plain_logits
 from tests.local_ranks import JoinedRanks, load_ranks
 from tests.tiny_models import (
     BOUND,
@@ -20,9 +19,8 @@ from tests.tiny_models import (
     load_executor,
     save_tiny_model,
 )
-from workers.layers.lean import GatedMLP, LeanLayer
+from workers.layers.lean import GatedMLP
 from workers.layers.packed import PackedWeights, SummedProduct
-from workers.model_executor import ModelExecutor
 from workers.native.calls import load_kernels
 
 pytestmark = [
@@ -32,33 +30,12 @@ pytestmark = [
     ),
 ]
 
-HEAD_DIM = 32  # as little as vectors divide in halves
-TEXTS = [[(7 * place + 3) % VOCABULARY for place in range(length)] for length in (35, 19)]
 Forward = Callable[..., object]
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("models") / "llama", head_dim=HEAD_DIM)
-
-
-def lean_layers(executor: ModelExecutor) -> list[LeanLayer]:
-    forwards = [each.__dict__.get("forward") for each in executor._model.module.modules()]
-    return [each for each in forwards if isinstance(each, LeanLayer)]
-
-
-def plain_logits(folder: Path) -> list[torch.Tensor]:
-    """Of transformers, with what the test has changed in its code."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    with torch.inference_mode():
-        return [model(input_ids=torch.tensor([text]), use_cache=False).logits[0] for text in TEXTS]
-
-
-def check_equal(executor: ModelExecutor, folder: Path) -> None:
-    found = forced_logits(Feeder(executor), TEXTS)
-    assert error_in_std(found, plain_logits(folder)) <= BOUND
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,11 @@ def use_lean_layers(
             compared[module] = _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
     if not compared:
         return 0
-    rows = torch.arange(1, NUM_TOKENS + 1)
-    ids, positions = rows * vocab_size // (NUM_TOKENS + 1), rows * max_positions // (NUM_TOKENS + 1)
+    ids, positions = draw_tokens(max_positions, vocab_size)
     before = {module: module.__dict__.get("forward") for module in compared}
     for module, both in compared.items():
         module.__dict__["forward"] = both
-    forward(ids, positions, rows - 1, probe)
+    forward(ids, positions, torch.arange(NUM_TOKENS), probe)
     same = 0
     for module, both in compared.items():
         if both.is_same:
@@ -80,6 +79,12 @@ def use_lean_layers(
             _restore(module, before[module])
     logger.info("%d of %d decoder layers are computed by kernels", same, len(compared))
     return same
+
+
+def draw_tokens(max_positions: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and positions [NUM_TOKENS], spread over all there are."""
+    places = torch.arange(1, NUM_TOKENS + 1)
+    return places * vocab_size // (NUM_TOKENS + 1), places * max_positions // (NUM_TOKENS + 1)
 
 
 class _Compared:
@@ -161,9 +166,9 @@ def _recognise(
         return None
     (call,) = own
     projections = join_layers([parts[name] for name in ("q_proj", "k_proj", "v_proj")])
-    found = {name: _norm(children[name], dtype) for name in children}
+    found = {name: find_norm(children[name], dtype) for name in children}
     norms = {name: norm for name, norm in found.items() if norm is not None}
-    of_heads = [_norm(parts[name], dtype) for name in sorted(names & HEAD_NORMS, reverse=True)]
+    of_heads = [find_norm(parts[name], dtype) for name in sorted(names & HEAD_NORMS, reverse=True)]
     shape = call.shape
     outputs = [shape.num_heads * shape.k_dim, shape.num_kv_heads * shape.k_dim]
     outputs.append(shape.num_kv_heads * shape.v_dim)
@@ -277,7 +282,7 @@ def _gate(function: nn.Module) -> Gate | None:
     return None
 
 
-def _norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
+def find_norm(module: nn.Module, dtype: torch.dtype) -> Norm | None:
     """By what it computes, of rows of any size and of those in which epsilon counts."""
     parameters = dict(module.named_parameters())
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from workers.native.build import load
 
@@ -30,9 +31,13 @@ def load_kernels(name: str, definitions: Sequence[str] = ()) -> ctypes.CDLL:
     return load(name, definitions)
 
 
+@cache
 def load_threads() -> ctypes.CDLL:
     """Raises NoCompilerError."""
-    return load("threads", is_for_others=True)
+    library = load("threads", is_for_others=True)
+    library.run_calls.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    library.run_calls.restype = None
+    return library
 
 
 def address_of(function: object) -> int:
@@ -51,8 +56,6 @@ class Calls:
         self._calls = (_Call * len(calls))(*made)
         self._count = len(calls)
         self._run = load_threads().run_calls
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-        self._run.restype = None
 
     def __call__(self, num_rows: int) -> None:
         """Of what each of them gets."""
