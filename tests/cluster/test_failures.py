@@ -19,8 +19,8 @@ from tests.tiny_models import save_tiny_model
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 
-NUM_STREAMS = 4
-NUM_TOKENS = 100
+NUM_STREAMS = 6
+NUM_TOKENS = 300
 
 
 @pytest.fixture(scope="module")
