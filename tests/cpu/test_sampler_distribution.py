@@ -20,7 +20,8 @@ from workers.batch import MaskKind
 from workers.sampling.candidates import most_probable
 from workers.sampling.draw import Narrowing, kept_of_best
 from workers.sampling.masses import Bounds
-from workers.sampling.sampler import NARROW, Sampler, make_draws
+from workers.sampling.rules import NARROW, make_draws
+from workers.sampling.sampler import Sampler
 from workers.sampling.segments import SegmentedRows
 
 pytestmark = pytest.mark.cpu
