@@ -40,10 +40,7 @@ class Editor:
         """
         device = logits.device
         biases = inputs.biases
-        given = (biases, inputs.history, inputs.bad_words, inputs.masks, masks)
-        if not any(each.rows.numel() for each in given) and bool(
-            (positions >= columns.min_length).all()
-        ):
+        if self.leaves(positions, columns, inputs, masks):
             yield False
             return
         penalised = find_penalised(inputs.history, columns)
@@ -71,6 +68,19 @@ class Editor:
             yield True
         finally:
             logits[touched] = before
+
+    def leaves(
+        self,
+        positions: torch.Tensor,
+        columns: SamplingColumns,
+        inputs: SamplerInputs,
+        masks: TokenMasks,
+    ) -> bool:
+        """Whether it is plain that nothing is asked for."""
+        given = (inputs.biases, inputs.history, inputs.bad_words, inputs.masks, masks)
+        return not any(each.rows.numel() for each in given) and bool(
+            (positions >= columns.min_length).all()
+        )
 
     def _early_ends(self, positions: torch.Tensor, columns: SamplingColumns) -> Pairs:
         rows = (positions < columns.min_length).nonzero().flatten()

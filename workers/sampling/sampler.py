@@ -16,6 +16,8 @@ from workers.sampling.rules import RULES, AdjustedRows, Rule, find_rules, make_d
 from workers.sampling.segments import NEVER, SegmentedRows, pieces
 from workers.staging import Arriving, upload
 
+FEW = 1 << 18  # logits of a step
+
 
 class Fault(IntEnum):
     """Why a row has no token; the numbers are those of the wire."""
@@ -43,7 +45,7 @@ class Drawn:
     """What was drawn for R rows, where the logits are: nobody has waited for it."""
 
     token_ids: torch.Tensor  # [R] int64, 0 where the row has a fault
-    raw: SegmentedRows  # before any parameter
+    raw: SegmentedRows | None  # before any parameter; None where no row tells logprobs
     arriving: Arriving  # token ids and faults, [R] int64 and [R] uint8
 
 
@@ -81,6 +83,11 @@ class Sampler:
         masks: TokenMasks,
     ) -> Drawn:
         """As `sample`, but without waiting for the device; `tell` does."""
+        if self._takes_best(logits, positions, columns, inputs, masks):
+            best, token_ids = logits.max(dim=-1)  # of equals the one with the lowest id
+            faults = find_faults(best, best)
+            token_ids.masked_fill_(faults != Fault.NONE, 0)
+            return Drawn(token_ids, None, Arriving((token_ids, faults)))
         raw = SegmentedRows(logits)
         token_ids = torch.zeros(len(positions), dtype=torch.int64, device=logits.device)
         with self.adjusted(raw, positions, columns, inputs, masks) as groups:
@@ -95,10 +102,32 @@ class Sampler:
         token_ids.masked_fill_(faults != Fault.NONE, 0)
         return Drawn(token_ids, raw, Arriving((token_ids, faults)))
 
+    def _takes_best(
+        self,
+        logits: torch.Tensor,
+        positions: torch.Tensor,
+        columns: SamplingColumns,
+        inputs: SamplerInputs,
+        masks: TokenMasks,
+    ) -> bool:
+        """Whether the best of few logits on the host are all that is asked for.
+
+        Then segments, and a look at each parameter, cost more than they save.
+        """
+        return (
+            logits.device.type == "cpu"
+            and logits.numel() <= FEW
+            and not bool(columns.temperature.any())
+            and bool((columns.num_logprobs < 0).all())
+            and self._editor.leaves(positions, columns, inputs, masks)
+        )
+
     @torch.inference_mode()
     def tell(self, drawn: Drawn, columns: SamplingColumns) -> Samples:
         """Waits for what was drawn by `columns`."""
         token_ids, faults = drawn.arriving.wait()
+        if drawn.raw is None:
+            return Samples(token_ids=token_ids, faults=faults, logprobs=NO_LOGPROBS)
         told = ((columns.num_logprobs >= 0) & (faults == Fault.NONE)).nonzero().flatten()
         tops = columns.num_logprobs[told].long()
         logprobs = compute_logprobs(drawn.raw, told, token_ids[told], tops)
