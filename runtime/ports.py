@@ -40,6 +40,8 @@ def check_port_is_free(host_name: str, host: str, port_name: str, port: int) -> 
 def _reserve(host: str, port: int) -> socket.socket:
     """Bound, but not listening: connections go to those of our processes that listen."""
     held = socket.socket(_family(host))
+    # As frontends do: connections of a server that ended a moment ago are no reason to refuse.
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     held.bind((host, port))
     return held
