@@ -5,7 +5,7 @@ import torch
 
 from tests.sampling import NEVER, Row, sample, spread_logits
 from workers.batch import MaskKind
-from workers.sampling import noise
+from workers.sampling import noise, sampler
 from workers.sampling.draw import Draws, Narrowing
 from workers.sampling.masses import Scale
 from workers.sampling.noise import gumbel, row_keys
@@ -42,6 +42,29 @@ def test_greedy_takes_the_lowest_of_equal_tokens():
 
     assert sample(rows[:2]).token_ids.tolist() == [0, 517]
     assert sample(rows[2:]).token_ids.tolist() == [417]
+
+
+@pytest.mark.parametrize("vocabulary", [300, 512, 5000])
+def test_few_logits_and_many_are_drawn_alike(
+    vocabulary: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only the best are asked for, few go another way; ties and faults are the same."""
+    equal = torch.zeros(vocabulary)
+    last = torch.tensor([vocabulary - 1])
+    logits = [equal, equal.index_fill(0, torch.tensor([7, 11]), 2.0), spread_logits(vocabulary)]
+    logits += [equal.index_fill(0, last, value) for value in (1.0, NEVER, float("nan"), -NEVER)]
+    logits.append(torch.full((vocabulary,), NEVER))
+    rows = [Row(logits=each, columns={"temperature": 0}) for each in logits]
+
+    ways = []
+    for few in (len(rows) * vocabulary, len(rows) * vocabulary - 1):
+        monkeypatch.setattr(sampler, "FEW", few)
+        ways.append(sample(rows))
+
+    assert ways[0].token_ids.equal(ways[1].token_ids)
+    assert ways[0].faults.equal(ways[1].faults)
+    assert ways[0].token_ids[:4].tolist() == [0, 7, int(logits[2].argmax()), vocabulary - 1]
+    assert ways[0].faults.tolist() == [0, 0, 0, 0, 0, *[Fault.INVALID_LOGITS] * 3]
 
 
 @pytest.mark.parametrize("batch", [1, 16])
