@@ -74,7 +74,7 @@ class StepStream:
         self._order = order
         self._is_sampler = rank == 0
         self._late: deque[tuple[_Step, Future[LateInputs]]] = deque()  # that haven't come
-        self._done: SimpleQueue[_Done | worker_pb2.StepReply | Exception | None] = SimpleQueue()
+        self._done: SimpleQueue[_Done | Exception | None] = SimpleQueue()
         self._has_failed = False  # for the device's thread
 
     def __enter__(self) -> Self:
@@ -103,7 +103,7 @@ class StepStream:
         while (done := self._done.get()) is not None:
             if isinstance(done, Exception):
                 raise done
-            yield self._reply(done) if isinstance(done, _Done) else done
+            yield self._reply(done)
 
     def _give_up(self) -> None:
         while self._late:
@@ -174,9 +174,7 @@ class StepStream:
             self._done.put(error)
         else:
             timings = self._executor.timings
-            done = _Done(step, input_ids, sampled, timings.forward_us, timings.sample_us)
-            # On the CPU all of it is there by now, and two threads would fight for the interpreter.
-            self._done.put(self._reply(done) if input_ids.device.type == "cpu" else done)
+            self._done.put(_Done(step, input_ids, sampled, timings.forward_us, timings.sample_us))
 
     def _reply(self, done: _Done) -> worker_pb2.StepReply:
         step = done.step
