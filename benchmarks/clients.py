@@ -164,7 +164,8 @@ async def openai_client(
     """`extra` are members of each request's body beside OpenAI's."""
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        # A server that stood still meanwhile may be about to close what was kept.
+        connector=aiohttp.TCPConnector(limit=0, force_close=True),
         timeout=aiohttp.ClientTimeout(total=MAX_S),
         headers=headers,
         read_bufsize=MAX_LINE_BYTES,
