@@ -27,13 +27,22 @@ async def answer_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     await writer.drain()
     await reader.read(1)  # the next request's, or the end
     writer.close()
+    await writer.wait_closed()
 
 
 def test_a_server_may_close_what_it_kept() -> None:
     async def ask() -> list[int]:
-        server = await asyncio.start_server(answer_once, "127.0.0.1", 0)
+        calls: list[asyncio.Task[None]] = []
+
+        def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            calls.append(asyncio.get_running_loop().create_task(answer_once(reader, writer)))
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
-        async with server, openai_client(f"http://127.0.0.1:{port}", model="m") as client:
-            return [(await client.complete([1, 2], 1)).num_tokens for _ in range(3)]
+        async with server:
+            async with openai_client(f"http://127.0.0.1:{port}", model="m") as client:
+                numbers = [(await client.complete([1, 2], 1)).num_tokens for _ in range(3)]
+            await asyncio.gather(*calls)
+        return numbers
 
     assert asyncio.run(ask()) == [1, 1, 1]
