@@ -108,6 +108,7 @@ class ModelPart:
                     heads=sharding.heads,
                     max_positions=self.max_model_len,
                     vocab_size=self.vocab_size,
+                    parallel=parallel,
                 )
                 self._lean = find_lean_model(
                     self.module,
@@ -116,6 +117,7 @@ class ModelPart:
                     heads=sharding.heads,
                     max_positions=self.max_model_len,
                     vocab_size=self.vocab_size,
+                    parallel=parallel,
                 )
             if deterministic:
                 check_rows(

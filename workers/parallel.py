@@ -73,6 +73,10 @@ class TensorParallel:
         collectives = self._collectives
         return tensor if collectives is None else collectives.all_reduce(tensor)
 
+    def all_agree(self, is_so: bool) -> bool:
+        """Whether it is so on every rank: what follows may be collective. On the CPU."""
+        return int(self.all_reduce(torch.tensor([float(is_so)]))) == self.size
+
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """Joins the parts [..., n] to [..., size * n] on every rank."""
         collectives = self._collectives

@@ -1,5 +1,6 @@
 """Which models run without the code around their layers, and that others keep it."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from tests.lean import HEAD_DIM, TEXTS, check_equal, lean_layers
 from tests.local_ranks import JoinedRanks, load_ranks
 from tests.tiny_models import Feeder, forced_logits, load_executor, save_tiny_model
 from workers.model_executor import ModelExecutor
+from workers.models import lean_layers as lean_layers_of_models
+from workers.models import lean_model
 from workers.native.calls import load_kernels
+from workers.native.decoder import DecoderKernels, decoder_kernels
 
 pytestmark = [
     pytest.mark.cpu,
@@ -75,6 +79,23 @@ def test_ranks_run_it_too(llama: Path, tp: int) -> None:
             forced_logits(Feeder(JoinedRanks(ranks)), TEXTS), alone, strict=True
         ):
             assert torch.allclose(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_ranks_of_which_one_has_no_kernels_agree(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dry run sums over ranks: none may begin one that another leaves out."""
+    asked: list[str] = []
+
+    def for_one_alone(dtype: torch.dtype) -> DecoderKernels | None:
+        asked.append(threading.current_thread().name)
+        return decoder_kernels(dtype) if asked[-1] == asked[0] else None
+
+    monkeypatch.setattr(lean_layers_of_models, "decoder_kernels", for_one_alone)
+    monkeypatch.setattr(lean_model, "decoder_kernels", for_one_alone)
+    with load_ranks(llama, tp=2) as ranks:
+        assert len(set(asked)) == 2
+        assert not any(is_lean(rank.executor) or lean_layers(rank.executor) for rank in ranks)
 
 
 def scaled_logits(plain: Forward) -> Forward:

@@ -25,6 +25,7 @@ from workers.models.probe import Forward
 from workers.native.calls import Calls
 from workers.native.decoder import LANES, DecoderKernels, Gate, Norm, decoder_kernels
 from workers.native.linear import JointProduct
+from workers.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -48,22 +49,21 @@ def use_lean_layers(
     heads: Mapping[nn.Module, HeadShard],
     max_positions: int,
     vocab_size: int,
+    parallel: TensorParallel,
 ) -> int:
     """Replaces the forwards of layers that have the shape and compute the same.
 
     In inference mode. Returns how many were replaced.
     """
     kernels = decoder_kernels(model.dtype)
-    if kernels is None:
-        return 0
     probe, room = ProbePass(max_positions, heads), LeanRoom(model.dtype)
     compared = {}
     for module in model.modules():
-        recognised = _recognise(module, model.dtype, kernels, calls)
-        if recognised is not None:
+        recognised = kernels and _recognise(module, model.dtype, kernels, calls)
+        if kernels and recognised:
             lean = LeanLayer(*recognised, kernels, attention, room)
             compared[module] = _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
-    if not compared:
+    if not parallel.all_agree(bool(compared)):  # one may have no compiler
         return 0
     ids, positions = draw_tokens(max_positions, vocab_size)
     before = {module: module.__dict__.get("forward") for module in compared}

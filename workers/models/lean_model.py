@@ -21,6 +21,7 @@ from workers.models.lean_layers import draw_tokens, find_norm
 from workers.models.probe import Forward
 from workers.native.calls import Calls
 from workers.native.decoder import DecoderKernels, Norm, decoder_kernels
+from workers.parallel import TensorParallel
 
 logger = logging.getLogger(__name__)
 
@@ -106,24 +107,25 @@ def find_lean_model(
     heads: Mapping[nn.Module, HeadShard],
     max_positions: int,
     vocab_size: int,
+    parallel: TensorParallel,
 ) -> LeanModel | None:
-    """In inference mode.
+    """In inference mode, on all ranks together.
 
-    None: a layer isn't lean, or logits differ from those of the model's own code.
+    None: on some rank a layer isn't lean, or logits differ from those of the model's own code.
     """
     kernels = decoder_kernels(model.dtype)
-    if kernels is None:
+    if not parallel.all_agree(kernels is not None) or kernels is None:
         return None
     ids, positions = draw_tokens(max_positions, vocab_size)
     events, expected = _record(model, forward, ids, positions, ProbePass(max_positions, heads))
     inputs = ids.unsqueeze(0), positions.unsqueeze(0)
     found = _put_together(model, events, *inputs, kernels)
-    if found is None:
+    if not parallel.all_agree(found is not None) or found is None:
         return None
     masks = [each.named.get("attention_mask") for each in events if _is_lean(each.module)]
     with attention.running(ProbePass(max_positions, heads), inputs[1]):
         logits = found(*inputs, torch.arange(len(ids)), masks)
-    if not logits.equal(expected):
+    if not parallel.all_agree(logits.equal(expected)):
         logger.info("the code around decoder layers is transformers': it does more than call them")
         return None
     return replace(found, known_norm=find_norm(found.norm, model.dtype))
