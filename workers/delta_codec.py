@@ -158,8 +158,8 @@ class DeltaDecoder:
             )
         samples = self._samples(request.delta, shared[step_id])
         return TokenReferences(
-            rows=torch.arange(len(steady)),
-            step_ids=torch.full((len(steady),), step_id, dtype=torch.int64),
+            rows=torch.from_numpy(np.arange(len(steady))),
+            step_ids=torch.from_numpy(np.full(len(steady), step_id, np.int64)),
             sample_rows=torch.from_numpy(samples.astype(np.int64)),
         )
 

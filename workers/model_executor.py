@@ -191,7 +191,8 @@ class ModelExecutor:
         tell = partial(self._sampler.tell, drawn, columns)
         scores = NO_LOGPROBS
         # Logprobs are of logits that the next step overwrites.
-        if bool((columns.num_logprobs >= 0).any()) or len(batch.score_index):
+        tells_logprobs = drawn.raw is not None and bool((columns.num_logprobs >= 0).any())
+        if tells_logprobs or len(batch.score_index):
             samples = tell()
             scores = self._sampler.score(
                 logits[num_rows:], batch.score_token_ids.long(), batch.score_num_tops.long()

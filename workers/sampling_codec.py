@@ -179,6 +179,8 @@ def _lengths(name: str, data: bytes, count: int, *, low: int) -> NDArray[np.int6
 
 
 def _encode_logprobs(logprobs: Logprobs) -> worker_pb2.Logprobs:
+    if len(logprobs.rows) == 0:  # as in most steps
+        return worker_pb2.Logprobs()
     tops = logprobs.top_token_ids.numpy()
     num_tops = logprobs.num_tops.numpy()
     used = np.arange(tops.shape[1]) < num_tops[:, None]

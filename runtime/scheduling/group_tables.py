@@ -79,7 +79,9 @@ class GroupTables:
         # Where each row's blocks begin in the flat table, less where they go.
         shifts = rows * self._block_ids.shape[1] + starts - (sums - counts)
         places = np.repeat(shifts, counts) + np.arange(counts.sum())
-        return self._block_ids.ravel().take(places)
+        # Not by `take`, which lets other threads have the interpreter, however few they are.
+        between: Int32 = self._block_ids.ravel()[places]
+        return between
 
     def _widen(self, num_blocks: int) -> None:
         rows, width = self._block_ids.shape

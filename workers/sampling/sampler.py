@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from math import isfinite
 
 import torch
 
-from workers.batch import SamplerInputs, SamplingColumns, TokenMasks
+from workers.batch import NO_INPUTS, NO_MASKS, SamplerInputs, SamplingColumns, TokenMasks
 from workers.sampling.draw import draw_greedy
 from workers.sampling.edits import Editor
 from workers.sampling.logprobs import NO_LOGPROBS, Logprobs, compute_logprobs
@@ -56,6 +57,7 @@ class Sampler:
         """`eos_token_ids` end a sequence; they are ids of the vocabulary."""
         self._editor = Editor(torch.tensor(eos_token_ids, dtype=torch.int64))
         self._masked: torch.Tensor | None = None  # float32, rows under a dense mask
+        self._plain: SamplingColumns | None = None  # the last of which no row asks for anything
 
     def sample(
         self,
@@ -86,7 +88,8 @@ class Sampler:
         if self._takes_best(logits, positions, columns, inputs, masks):
             best, token_ids = logits.max(dim=-1)  # of equals the one with the lowest id
             faults = find_faults(best, best)
-            token_ids.masked_fill_(faults != Fault.NONE, 0)
+            if bool(faults.any()):
+                token_ids.masked_fill_(faults != Fault.NONE, 0)
             return Drawn(token_ids, None, Arriving((token_ids, faults)))
         raw = SegmentedRows(logits)
         token_ids = torch.zeros(len(positions), dtype=torch.int64, device=logits.device)
@@ -114,13 +117,20 @@ class Sampler:
 
         Then segments, and a look at each parameter, cost more than they save.
         """
-        return (
-            logits.device.type == "cpu"
-            and logits.numel() <= FEW
-            and not bool(columns.temperature.any())
+        if logits.device.type != "cpu" or logits.numel() > FEW:
+            return False
+        has_inputs = inputs is not NO_INPUTS or masks is not NO_MASKS
+        if columns is self._plain and not has_inputs:
+            return True
+        takes_best = (
+            not bool(columns.temperature.any())
             and bool((columns.num_logprobs < 0).all())
             and self._editor.leaves(positions, columns, inputs, masks)
         )
+        # Steps of the same sequences share their columns.
+        is_plain = takes_best and not has_inputs and not bool(columns.min_length.any())
+        self._plain = columns if is_plain else None
+        return takes_best
 
     @torch.inference_mode()
     def tell(self, drawn: Drawn, columns: SamplingColumns) -> Samples:
@@ -226,7 +236,7 @@ class Sampler:
 
 def find_faults(raw_best: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
     """[R] uint8 from the best logits [R] of the rows as they came and as they are to be drawn."""
-    if best.device.type == "cpu" and bool((raw_best.isfinite() & best.isfinite()).all()):
+    if best.device.type == "cpu" and isfinite(float(best.sum()) + float(raw_best.sum())):
         return torch.zeros(len(best), dtype=torch.uint8)
     unfit = torch.where(best == NEVER, Fault.EMPTY_SUPPORT, Fault.INVALID_LOGITS)
     faults = unfit.masked_fill_(best.isfinite(), Fault.NONE)
