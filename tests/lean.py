@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 from tests.families import VOCABULARY
 from tests.tiny_models import BOUND, Feeder, error_in_std, forced_logits
 from workers.layers.lean import LeanLayer
+from workers.layers.lean_run import LeanForward
 from workers.model_executor import ModelExecutor
 
 HEAD_DIM = 32  # as little as vectors divide in halves
@@ -16,7 +17,7 @@ TEXTS = [[(7 * place + 3) % VOCABULARY for place in range(length)] for length in
 
 def lean_layers(executor: ModelExecutor) -> list[LeanLayer]:
     forwards = [each.__dict__.get("forward") for each in executor._model.module.modules()]
-    return [each for each in forwards if isinstance(each, LeanLayer)]
+    return [each.layer for each in forwards if isinstance(each, LeanForward)]
 
 
 def plain_logits(folder: Path) -> list[torch.Tensor]:

@@ -62,7 +62,7 @@ class _Arguments(ctypes.Structure):
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """What the kernel is told of a step for layers of one kind, and what must live for it."""
 
     metadata: AttentionMetadata
@@ -126,8 +126,9 @@ class NativeAttention:
         self._workspace_bytes: int = library.workspace_bytes()
         self._workspaces: dict[int, torch.Tensor] = {}  # by number of threads
         self._items: tuple[torch.Tensor, int, torch.Tensor] | None = None
-        # By window, chunk and query heads of a KV head.
-        self._steps: dict[tuple[int, int, int], _Step] = {}
+        # By window, chunk, query heads of a KV head and the id of the metadata, of one step.
+        self._steps: dict[tuple[int, int, int, int], Step] = {}
+        self._query_lens: torch.Tensor | None = None  # that step's
 
     def attend(
         self,
@@ -159,7 +160,7 @@ class NativeAttention:
             softcap=softcap,
         )
         arguments = self._arguments(shape, cache, [query, key, value])
-        arguments.step = self.step(shape, metadata)
+        arguments.step = self.step(shape, metadata).address
         arguments.output = output.data_ptr()
         arguments.sinks = None if sinks is None else sinks.data_ptr()
         self._attend(ctypes.byref(arguments), len(query))
@@ -170,19 +171,23 @@ class NativeAttention:
     ) -> Call:
         """Of query, key and value [T, heads, dim] of the cache's dtype, without sinks.
 
-        For any T of rows as far apart. The arguments lack `step`, which is what that returns.
+        For any T of rows as far apart. The arguments lack `step`: the address of what that returns.
         """
         arguments = self._arguments(shape, cache, inputs)
         arguments.output = output
         return Call(self._kernel, arguments)
 
-    def step(self, shape: AttentionShape, metadata: AttentionMetadata) -> int:
-        """What calls of one kind have in common in a step: its address, while the step lasts."""
-        kind = shape.window, shape.chunk, shape.num_heads // shape.num_kv_heads
+    def step(self, shape: AttentionShape, metadata: AttentionMetadata) -> Step:
+        """What calls of one kind and cache group have in common in a step."""
+        if self._query_lens is not metadata.query_lens:
+            self._query_lens = metadata.query_lens
+            self._steps.clear()
+        group = shape.num_heads // shape.num_kv_heads
+        kind = shape.window, shape.chunk, group, id(metadata)
         step = self._steps.get(kind)
-        if step is None or step.metadata is not metadata:
-            step = self._steps[kind] = self._begin(kind[2], metadata)
-        return step.address
+        if step is None:
+            step = self._steps[kind] = self._begin(group, metadata)
+        return step
 
     def _arguments(
         self, shape: AttentionShape, cache: LayerCache, inputs: Sequence[torch.Tensor]
@@ -204,7 +209,7 @@ class NativeAttention:
             *(shape.scale, shape.softcap),
         )
 
-    def _begin(self, group: int, metadata: AttentionMetadata) -> _Step:
+    def _begin(self, group: int, metadata: AttentionMetadata) -> Step:
         most = max(1, MAX_ROWS // group)
         tile_queries = max(1, min(most, metadata.max_query_len))
         items = self._tiles(metadata, tile_queries)
@@ -215,7 +220,7 @@ class NativeAttention:
             len(items),
             tile_queries,
         )
-        return _Step(metadata, items, arguments, ctypes.addressof(arguments))
+        return Step(metadata, items, arguments, ctypes.addressof(arguments))
 
     def _room(self, num_threads: int) -> int:
         """Address of a workspace for each thread, which stays; their stacks may be too small."""

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -82,8 +82,7 @@ class AttentionCall:
     shape: AttentionShape
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(NamedTuple):
     """A call of a step, on its layer's cache, by our kernel."""
 
     call: AttentionCall
@@ -107,8 +106,8 @@ class AttentionPass(Protocol):
         ...
 
     def take(
-        self, module: nn.Module, settings: Settings, dtype: torch.dtype
-    ) -> "PlannedCall | None":
+        self, calls: Sequence[AttentionCall], dtype: torch.dtype
+    ) -> Sequence[PlannedCall] | None:
         """Instead of `attend`, for a caller that runs the kernel itself; None: it can't."""
         ...
 
@@ -142,7 +141,7 @@ class PagedAttention:
 
     def attend(
         self,
-        call: "AttentionCall",
+        call: AttentionCall,
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
@@ -155,10 +154,12 @@ class PagedAttention:
         )
         return self._pass.attend(call.module, inputs, mask, call.settings, {})
 
-    def take(self, call: "AttentionCall", dtype: torch.dtype) -> "PlannedCall | None":
-        """What is needed to make a known call in a step; None where it is to go to `attend`."""
+    def take(
+        self, calls: Sequence[AttentionCall], dtype: torch.dtype
+    ) -> Sequence[PlannedCall] | None:
+        """What is needed to make known calls in a step; None where they are to go to `attend`."""
         assert self._pass is not None, "forward passes run in `running`"
-        return self._pass.take(call.module, call.settings, dtype)
+        return self._pass.take(calls, dtype)
 
     def __call__(
         self,
@@ -237,7 +238,7 @@ class ProbePass:
         shared_by = len(own.query) // len(own.value)
         return own.value.repeat_interleave(shared_by, dim=0).transpose(0, 1).contiguous()
 
-    def take(self, module: nn.Module, settings: Settings, dtype: torch.dtype) -> None:
+    def take(self, calls: Sequence[AttentionCall], dtype: torch.dtype) -> None:
         """A dry run looks at what comes."""
 
     def _reach(
@@ -295,11 +296,14 @@ class StepPass:
             sinks=own.sinks,
         )
 
-    def take(self, module: nn.Module, settings: Settings, dtype: torch.dtype) -> PlannedCall | None:
+    def take(
+        self, calls: Sequence[AttentionCall], dtype: torch.dtype
+    ) -> Sequence[PlannedCall] | None:
         """Raises ModelError, as `attend`."""
-        if not isinstance(self._backend, NativeAttention) or dtype != self._cache_dtype:
+        backend = self._backend
+        if not isinstance(backend, NativeAttention) or dtype != self._cache_dtype:
             return None
-        return PlannedCall(*self._next(module, settings), self._backend)
+        return [PlannedCall(*self._next(each.module, each.settings), backend) for each in calls]
 
     def _next(
         self, module: nn.Module, settings: Settings

@@ -130,7 +130,7 @@ class ShapePass:
         shape = next(self._calls).shape
         return inputs.value.new_zeros(inputs.query.shape[1], shape.num_heads, shape.v_dim)
 
-    def take(self, module: torch.nn.Module, settings: Settings, dtype: torch.dtype) -> None:
+    def take(self, calls: Sequence[AttentionCall], dtype: torch.dtype) -> None:
         """There is no cache."""
 
 

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from workers.layers.lean import GatedMLP, LayerParts, LeanLayer, UnsuitedLayerError
 from workers.layers.lean_room import LeanRoom
+from workers.layers.lean_run import LeanForward
 from workers.layers.packed import SummedProduct, join_layers, summed_product
 from workers.layers.paged_attention import AttentionCall, HeadShard, PagedAttention, ProbePass
 from workers.models.probe import Forward
@@ -61,7 +62,7 @@ def use_lean_layers(
     for module in model.modules():
         recognised = kernels and _recognise(module, model.dtype, kernels, calls)
         if kernels and recognised:
-            lean = LeanLayer(*recognised, kernels, attention, room)
+            lean = LeanForward(LeanLayer(*recognised, kernels, attention, room), attention)
             compared[module] = _Compared(module.forward, lean, probe, BOUNDS[model.dtype])
     if not parallel.all_agree(bool(compared)):  # one may have no compiler
         return 0
@@ -94,7 +95,7 @@ class _Compared:
     """
 
     def __init__(
-        self, plain: Callable[..., object], lean: LeanLayer, probe: ProbePass, bound: float
+        self, plain: Callable[..., object], lean: LeanForward, probe: ProbePass, bound: float
     ) -> None:
         self.lean = lean
         self.is_same = False  # it may never be called
@@ -130,7 +131,7 @@ class _Compared:
         if expected.shape != found.shape or expected.dtype != found.dtype:
             return False
         expected, found, given = expected.double(), found.double(), given.double()
-        rounding = torch.finfo(self.lean.parts.input_norm.weight.dtype).eps * expected.norm()
+        rounding = torch.finfo(self.lean.layer.parts.input_norm.weight.dtype).eps * expected.norm()
         bound = self._bound * (expected - given).norm() + rounding
         return bool((expected - found).norm() <= bound)
 

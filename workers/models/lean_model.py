@@ -15,7 +15,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from workers.layers.lean import LeanLayer
+from workers.layers.lean import LeanLayer, Turns
+from workers.layers.lean_run import LeanForward, LeanRun
 from workers.layers.paged_attention import HeadShard, PagedAttention, ProbePass
 from workers.models.lean_layers import draw_tokens, find_norm
 from workers.models.probe import Forward
@@ -47,12 +48,13 @@ class _Turns:
     positional: Sequence[object]
     named: Mapping[str, object]
 
-    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor) -> object:
+    def __call__(self, hidden: torch.Tensor, positions: torch.Tensor) -> Turns:
         known = {HIDDEN: hidden, POSITIONS: positions}
-        return self.module(
+        turns: Turns = self.module(
             *(known.get(each, each) for each in self.positional),
             **{name: known.get(each, each) for name, each in self.named.items()},
         )
+        return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class LeanModel:
 
     embedding: nn.Module
     turns: Sequence[_Turns]
-    layers: Sequence[tuple[nn.Module, int]]  # and which of `turns` it gets
+    layers: LeanRun
     norm: nn.Module
     head: nn.Module
     kernels: DecoderKernels
@@ -80,9 +82,7 @@ class LeanModel:
         """
         hidden = self.embedding(ids)
         turns = [each(hidden, positions) for each in self.turns]
-        for place, (layer, which) in enumerate(self.layers):
-            mask = None if masks is None else masks[place]
-            hidden = layer(hidden, attention_mask=mask, position_embeddings=turns[which])
+        hidden = self.layers(hidden, turns, masks)
         logits: torch.Tensor = self.head(self._normed(hidden, wanted))[0]
         return logits
 
@@ -119,10 +119,10 @@ def find_lean_model(
     ids, positions = draw_tokens(max_positions, vocab_size)
     events, expected = _record(model, forward, ids, positions, ProbePass(max_positions, heads))
     inputs = ids.unsqueeze(0), positions.unsqueeze(0)
-    found = _put_together(model, events, *inputs, kernels)
+    found = _put_together(model, events, *inputs, attention, kernels)
     if not parallel.all_agree(found is not None) or found is None:
         return None
-    masks = [each.named.get("attention_mask") for each in events if _is_lean(each.module)]
+    masks = [each.named.get("attention_mask") for each in events if _lean(each.module)]
     with attention.running(ProbePass(max_positions, heads), inputs[1]):
         logits = found(*inputs, torch.arange(len(ids)), masks)
     if not parallel.all_agree(logits.equal(expected)):
@@ -152,8 +152,10 @@ def _record(
             hook.remove()
 
 
-def _is_lean(module: nn.Module) -> bool:
-    return isinstance(module.__dict__.get("forward"), LeanLayer)
+def _lean(module: nn.Module) -> LeanLayer | None:
+    """None: it isn't one."""
+    forward = module.__dict__.get("forward")
+    return forward.layer if isinstance(forward, LeanForward) else None
 
 
 def _put_together(
@@ -161,10 +163,12 @@ def _put_together(
     events: Sequence[_Event],
     ids: torch.Tensor,
     positions: torch.Tensor,
+    attention: PagedAttention,
     kernels: DecoderKernels,
 ) -> LeanModel | None:
     """None where lean layers don't follow each other from an embedding to a norm and the head."""
-    layers = [each for each in events if _is_lean(each.module)]
+    found = [(each, lean) for each in events if (lean := _lean(each.module))]
+    layers = [each for each, _ in found]
     if not layers or any(len(each.positional) != 1 for each in layers):
         return None
     first, last = layers[0].positional[0], layers[-1].output
@@ -193,7 +197,16 @@ def _put_together(
     return LeanModel(
         embedding=embedding.module,
         turns=turns,
-        layers=[(each.module, which[id(each.named["position_embeddings"])]) for each in layers],
+        layers=LeanRun(
+            [
+                (
+                    each.module.__dict__["forward"].layer,
+                    which[id(each.named["position_embeddings"])],
+                )
+                for each in layers
+            ],
+            attention,
+        ),
         norm=norm.module,
         head=head.module,
         kernels=kernels,
