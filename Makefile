@@ -45,7 +45,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer: install one, or name it by PYTHON=" >&2; exit 1; }
 	$(HEALTHY) || "$(PYTHON)" -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	  --constraint constraints.txt --editable '.[demo,gguf,bench,dev]'
 	touch $@
 
