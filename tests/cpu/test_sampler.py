@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.sampling import NEVER, Row, sample, spread_logits
-from workers.batch import MaskKind
+from tests.sampling import NEVER, Row, arguments, make_masks, sample, spread_logits
+from workers.batch import NO_INPUTS, NO_MASKS, MaskKind
 from workers.sampling import noise, sampler
 from workers.sampling.draw import Draws, Narrowing
 from workers.sampling.masses import Scale
 from workers.sampling.noise import gumbel, row_keys
-from workers.sampling.sampler import Fault
+from workers.sampling.sampler import Fault, Sampler
 from workers.sampling.segments import SegmentedRows
 
 pytestmark = pytest.mark.cpu
@@ -65,6 +65,24 @@ def test_few_logits_and_many_are_drawn_alike(
     assert ways[0].faults.equal(ways[1].faults)
     assert ways[0].token_ids[:4].tolist() == [0, 7, int(logits[2].argmax()), vocabulary - 1]
     assert ways[0].faults.tolist() == [0, 0, 0, 0, 0, *[Fault.INVALID_LOGITS] * 3]
+
+
+def test_columns_that_stay_are_not_all_that_a_step_asks_for():
+    """Steps of the same sequences share their columns; masks and lengths are a step's own."""
+    row = Row(logits=torch.arange(300.0), columns={"temperature": 0})
+    one = Sampler([299])
+    logits, positions, columns, inputs, masks = arguments([row])
+    for _ in range(2):
+        assert one.sample(logits, positions, columns, NO_INPUTS, NO_MASKS).token_ids == 299
+
+    no_best = make_masks([(MaskKind.FORBIDDEN, [299])], 300)
+    assert one.sample(logits, positions, columns, inputs, no_best).token_ids == 298
+    assert one.sample(logits, positions, columns, inputs, masks).token_ids == 299
+
+    _, _, columns, *_ = arguments([row.asking(min_length=5)])
+    for position, token in ((5, 299), (4, 298)):
+        at = torch.tensor([position])
+        assert one.sample(logits, at, columns, NO_INPUTS, NO_MASKS).token_ids == token
 
 
 @pytest.mark.parametrize("batch", [1, 16])
