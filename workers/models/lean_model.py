@@ -198,13 +198,7 @@ def _put_together(
         embedding=embedding.module,
         turns=turns,
         layers=LeanRun(
-            [
-                (
-                    each.module.__dict__["forward"].layer,
-                    which[id(each.named["position_embeddings"])],
-                )
-                for each in layers
-            ],
+            [(lean, which[id(each.named["position_embeddings"])]) for each, lean in found],
             attention,
         ),
         norm=norm.module,
