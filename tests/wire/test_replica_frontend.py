@@ -210,15 +210,16 @@ def test_a_server_begins_and_ends_it_as_any_application(fakes: Fakes) -> None:
 
 
 def test_without_replicas_nothing_is_taken_and_the_frontend_lives(fakes: Fakes) -> None:
-    replicas = Replicas(*fakes.addresses)
+    # One: a second may be on its way in while the first is lost, and would take the request.
+    address = fakes.addresses[0]
+    replicas = Replicas(address)
 
     async def main() -> None:
         async with opened(replicas) as frontend:
             replicas.addresses = None  # can't be told: those that were there are used
             assert (await get(frontend, "/ready"))[0] == 200
             replicas.addresses = []
-            for each in fakes.addresses:
-                fakes.stop_one(each)
+            fakes.stop_one(address)
             while (await get(frontend, "/ready"))[0] == 200:
                 await asyncio.sleep(0)
             with pytest.raises(CallFailedError, match="UNAVAILABLE"):
