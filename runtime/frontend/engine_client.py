@@ -141,6 +141,11 @@ class EngineClient:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 message = await self._call.read()
         except grpc.aio.AioRpcError as error:
+            task = asyncio.current_task()
+            if (
+                task is not None and task.cancelling()
+            ):  # grpc forgets it where a call fails just then
+                raise asyncio.CancelledError from error
             raise UnavailableError(_describe(error)) from error
         except TimeoutError as error:
             raise UnavailableError(f"no answer within {CONNECT_TIMEOUT_S:g} s") from error

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.wire
 
 TOKEN = "engine-token"
 TIMEOUT_S = 30
+UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 PARAMS = complete_params(max_tokens=8)
 
 
@@ -83,6 +85,42 @@ def test_steps_that_came_meanwhile_are_one_and_a_failure_comes_after_them(
         with pytest.raises(UnavailableError, match="rank 1 is gone"):
             await anext(outputs)
         await client.close()
+
+    asyncio.run(main())
+
+
+class FailingCall:
+    """Fails at the moment when its reader is cancelled."""
+
+    def __init__(self) -> None:
+        self.is_read = asyncio.Event()
+
+    async def read(self) -> None:
+        self.is_read.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(UNAVAILABLE, nothing, nothing) from None
+
+    def cancel(self) -> None:
+        """Has failed by then."""
+
+
+def test_who_is_cancelled_while_the_call_fails_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of both at once grpc tells the failure alone."""
+
+    async def main() -> None:
+        call = FailingCall()
+        stub = SimpleNamespace(Connect=lambda *_, **__: call)
+        monkeypatch.setattr(engine_pb2_grpc, "EngineStub", lambda _: stub)
+        connecting = asyncio.create_task(EngineClient.connect("127.0.0.1:1", TOKEN))
+        await call.is_read.wait()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
 
     asyncio.run(main())
 

@@ -24,11 +24,16 @@ def test_sigterm_ends_a_frontend_whose_engine_is_silent() -> None:
             with silent.accept()[0]:
                 os.kill(os.getpid(), signal.SIGTERM)
 
+        async def main() -> None:
+            work = asyncio.ensure_future(serve_until_signal(config, [address], "engine-token"))
+            ended, _ = await asyncio.wait([work], timeout=TIMEOUT_S / 2)
+            assert ended, "the signal was lost"
+            await work
+
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         config = FrontendConfig(port=0, http_port=0, api_key="key")
         threading.Thread(target=end_it_once_it_connects, daemon=True).start()
-        work = serve_until_signal(config, [address], "engine-token")
-        uvloop.run(asyncio.wait_for(work, TIMEOUT_S / 2))
+        uvloop.run(main())
 
 
 @pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines", " token"])
