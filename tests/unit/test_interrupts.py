@@ -12,6 +12,7 @@ import pytest
 import uvloop
 
 from runtime.interrupts import DrainAsked, Interrupted, drainable, interruptible, until_signal
+from tests.ended import ended
 
 pytestmark = pytest.mark.unit
 
@@ -143,7 +144,7 @@ def test_an_event_loop_drains_at_the_first_sigterm(
             happened.append("drain")
             draining.set()
 
-        await asyncio.wait_for(until_signal(work(draining), drain), 30)
+        await ended(until_signal(work(draining), drain))
 
     run(main())
     assert happened == seen
@@ -155,4 +156,4 @@ def test_without_a_way_to_drain_sigterm_cancels(run: Run) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.get_running_loop().create_future()
 
-    run(asyncio.wait_for(until_signal(work()), 30))
+    run(ended(until_signal(work())))

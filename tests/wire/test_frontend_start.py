@@ -1,6 +1,5 @@
 """`lockstep frontend`, until it serves."""
 
-import asyncio
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ import uvloop
 from runtime.commands.frontend import frontend, serve_until_signal
 from runtime.errors import ConfigError
 from runtime.frontend_config import FrontendConfig
-from tests.frontend import TIMEOUT_S
+from tests.ended import ended
 
 pytestmark = pytest.mark.wire
 
@@ -24,16 +23,10 @@ def test_sigterm_ends_a_frontend_whose_engine_is_silent() -> None:
             with silent.accept()[0]:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        async def main() -> None:
-            work = asyncio.ensure_future(serve_until_signal(config, [address], "engine-token"))
-            ended, _ = await asyncio.wait([work], timeout=TIMEOUT_S / 2)
-            assert ended, "the signal was lost"
-            await work
-
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         config = FrontendConfig(port=0, http_port=0, api_key="key")
         threading.Thread(target=end_it_once_it_connects, daemon=True).start()
-        uvloop.run(main())
+        uvloop.run(ended(serve_until_signal(config, [address], "engine-token")))
 
 
 @pytest.mark.parametrize("token", ["schl\u00fcssel", "two\nlines", " token"])
