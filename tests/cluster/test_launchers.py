@@ -69,8 +69,9 @@ def test_two_ranks_load_and_step_and_leave_nothing(
     assert home_of_ray.exists() == had_home
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("no_process_left")
-@pytest.mark.parametrize("launcher", quick(["local", "ray"], "local"))
+@pytest.mark.parametrize("launcher", ["local", "ray"])
 def test_a_dead_rank_is_known_at_once(launcher: str, model: str) -> None:
     heard = threading.Event()
     errors: list[WorkerError] = []

@@ -172,7 +172,8 @@ def sampled_folder(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("sampled") / "llama", "llama")
 
 
-@pytest.mark.parametrize("tp", quick([1, 2], 2))
+@pytest.mark.full
+@pytest.mark.parametrize("tp", [1, 2])
 def test_seeded_requests_get_the_same_tokens_in_bfloat16(sampled_folder, tp):
     """Logprobs, too, to the last bit."""
     kinds = {
