@@ -12,6 +12,8 @@ STAMP := $(VENV)/.complete
 CLIENTS := .venv-clients
 CLIENTS_STAMP := $(CLIENTS)/.complete
 PYTEST := $(BIN)/python -m pytest
+# Two files at a time, in their order: many tests wait, and a test has at most two ranks.
+BY_TWO := --numprocesses 2 --dist loadfile --no-loadscope-reorder
 # Quick tiers first: a broken core is told within seconds.
 TIERS := tests/unit tests/wire tests/cpu tests/cluster
 
@@ -53,7 +55,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m benchmarks demo
 
 test: $(STAMP)
-	$(PYTEST) -m "not full and not nightly and not gpu" $(TIERS)
+	$(PYTEST) $(BY_TWO) -m "not full and not nightly and not gpu" $(TIERS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .
