@@ -142,9 +142,8 @@ class EngineClient:
                 message = await self._call.read()
         except grpc.aio.AioRpcError as error:
             task = asyncio.current_task()
-            if (
-                task is not None and task.cancelling()
-            ):  # grpc forgets it where a call fails just then
+            # Cancelled just as the call failed: of both, grpc raises the failure alone.
+            if task is not None and task.cancelling():
                 raise asyncio.CancelledError from error
             raise UnavailableError(_describe(error)) from error
         except TimeoutError as error:
